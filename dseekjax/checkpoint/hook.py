@@ -1,0 +1,119 @@
+"""Checkpoints attached to the training loop."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dseekjax.checkpoint.config import CheckpointConfig
+from dseekjax.checkpoint.store import CheckpointStore, DamagedCheckpointError
+from dseekjax.errors import UserError
+from dseekjax.training.hooks import Context, Hook
+from dseekjax.training.state import TrainState
+
+
+class CheckpointHook(Hook):
+    """Restores the newest sound checkpoint at the start, saves at intervals and at the end."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: CheckpointConfig,
+        state_shape: TrainState,
+        saved_config: dict[str, Any],
+        tell: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            directory: of the checkpoints.
+            config: when to save and what to keep.
+            state_shape: what to restore, and where to.
+            saved_config: the whole config, kept with every checkpoint.
+            tell: called with sentences for the user.
+        """
+        self._config = config
+        self._state_shape = state_shape
+        self._saved_config = saved_config
+        self._tell = tell
+        self._store = CheckpointStore(directory, config)
+        self._saved_step: int | None = None
+
+    def on_start(self, context: Context) -> Context | None:
+        for step in reversed(self._store.steps()):
+            try:
+                state, data = self._store.restore(step, self._state_shape)
+            except DamagedCheckpointError as error:
+                place = self._store.set_aside(step)
+                self._tell(f"The checkpoint of step {step} is damaged ({error}); moved it to {place}, trying the one before.")
+                continue
+            if data["identity"] != context.data["identity"]:
+                raise UserError(
+                    "data.sources: the text or its tokens changed since this run began; put back what it began with, or "
+                    "choose another run.dir"
+                )
+            self._saved_step = step
+            self._tell(f"Resuming from step {step}.")
+            return dataclasses.replace(context, step=step, state=state, data=data)
+        return None
+
+    def on_step(self, context: Context) -> None:
+        self._store.check()
+        if context.step % self._config.every_steps == 0 or context.last:
+            self._save(context)
+
+    def _save(self, context: Context) -> None:
+        if context.step == self._saved_step or context.state is None:
+            return
+        # Records must be safe before the checkpoint that goes on after them.
+        context.flush()
+        self._store.save(context.step, context.state, context.data, self._saved_config)
+        self._saved_step = context.step
+        if context.last:
+            self._store.wait()
+
+    def close(self) -> None:
+        try:
+            self._store.close()
+        except Exception as error:
+            self._tell(f"The checkpoint of step {self._saved_step} could not be written ({error}).")
+
+
+class InitializeHook(Hook):
+    """Starts a new run from the parameters of another."""
+
+    def __init__(
+        self, directory: Path, init: Callable[[], TrainState], state_shape: TrainState, tell: Callable[[str], None]
+    ) -> None:
+        """
+        Args:
+            directory: of the other run's checkpoints.
+            init: makes the rest of the state.
+            state_shape: what is restored, and where to.
+            tell: called with sentences for the user.
+        """
+        self._directory = directory
+        self._init = init
+        self._state_shape = state_shape
+        self._tell = tell
+
+    def on_start(self, context: Context) -> Context | None:
+        if context.state is not None:
+            return None
+        if not self._directory.is_dir():
+            raise UserError(
+                f"train.initialize_from {self._directory.parent}: no run with checkpoints there; give a run.dir of a run"
+            )
+        store = CheckpointStore(self._directory, CheckpointConfig(keep_last=1 << 30))
+        try:
+            step = max(store.steps(), default=None)
+            if step is None:
+                raise UserError(f"train.initialize_from {self._directory.parent}: that run has no checkpoint yet")
+            try:
+                params = store.restore_params(step, self._state_shape)
+            except DamagedCheckpointError as error:
+                raise UserError(f"train.initialize_from: the checkpoint of step {step} is damaged ({error})") from error
+        finally:
+            store.close()
+        self._tell(f"Starting from the parameters of {self._directory.parent} at step {step}.")
+        # What is made by jit and thrown away costs one more copy for a moment, and keeps one way to make a state.
+        return dataclasses.replace(context, state=dataclasses.replace(self._init(), params=params))

@@ -1,0 +1,163 @@
+"""Checkpoints of a run on disk, through Orbax."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy
+
+from dseekjax.checkpoint.config import CheckpointConfig
+from dseekjax.checkpoint.fingerprint import checksums
+from dseekjax.checkpoint.layout import join, split
+from dseekjax.errors import UserError
+from dseekjax.training.state import TrainState
+
+
+class DamagedCheckpointError(Exception):
+    """A checkpoint cannot be read, or holds other bits than were saved."""
+
+
+class CheckpointStore:
+    """The checkpoints in one directory, a folder per step. A checkpoint appears whole or not at all."""
+
+    def __init__(self, directory: Path, config: CheckpointConfig) -> None:
+        self._directory = directory.absolute()
+        kept: list[Any] = [preservation_policy.LatestN(config.keep_last)]
+        if config.keep_every is not None:
+            kept.append(preservation_policy.EveryNSteps(config.keep_every))
+        self._manager = ocp.CheckpointManager(
+            self._directory,
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=preservation_policy.AnyPreservationPolicy(kept),
+                enable_async_checkpointing=True,
+            ),
+        )
+
+    def steps(self) -> list[int]:
+        """Steps with a whole checkpoint, oldest first."""
+        return sorted(self._manager.all_steps(read=True))
+
+    def save(self, step: int, state: TrainState, data: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Copies `state` out of the devices and writes it in the background.
+
+        Raises:
+            UserError: an earlier save, or the start of this one, failed.
+        """
+        items = split(state)
+        meta = {
+            "data": dict(data),
+            "config": dict(config),
+            "checksums": {name: checksums(arrays) for name, arrays in items.items()},
+        }
+        arguments = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items()}
+        with _SavingErrors(self._directory):
+            self._manager.save(step, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **arguments), force=True)
+
+    def check(self) -> None:
+        """Raises UserError if a save in the background has failed."""
+        with _SavingErrors(self._directory):
+            self._manager.check_for_errors()
+
+    def wait(self) -> None:
+        """Waits for saves in the background; raises UserError if one has failed."""
+        with _SavingErrors(self._directory):
+            self._manager.wait_until_finished()
+
+    def restore(self, step: int, shape: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """Reads a checkpoint onto the placements of `shape`; returns the state and the data's part.
+
+        Raises:
+            UserError: the checkpoint is of another model.
+            DamagedCheckpointError: the checkpoint is damaged.
+        """
+        items, meta = self._read(step, split(shape))
+        return join(items, shape), meta["data"]
+
+    def restore_params(self, step: int, shape: TrainState) -> Any:
+        """Reads only the parameters; raises as `restore` does."""
+        items, _ = self._read(step, {"params": split(shape)["params"]})
+        return join({"params": items["params"], "state": split(shape)["state"]}, shape).params
+
+    def set_aside(self, step: int) -> Path:
+        """Moves a damaged checkpoint out of the way, and tells where to."""
+        target = self._directory.with_name(f"{self._directory.name}-damaged") / str(step)
+        if jax.process_index() == 0:
+            shutil.rmtree(target, ignore_errors=True)
+            target.parent.mkdir(exist_ok=True)
+            (self._directory / str(step)).rename(target)
+        ocp.multihost.sync_global_processes(f"set aside {step}")
+        self._manager.reload()
+        return target
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _read(
+        self, step: int, shapes: dict[str, dict[str, Any]]
+    ) -> tuple[dict[str, dict[str, jax.Array]], dict[str, Any]]:
+        try:
+            metadata = self._manager.item_metadata(step)
+            saved = {item: dict(metadata[item].tree) for item in shapes}
+        except Exception as error:
+            raise DamagedCheckpointError(_first_line(error)) from error
+        for item, wanted in shapes.items():
+            _refuse_other_model(self._directory / str(step), saved[item], wanted)
+        arguments = {item: ocp.args.StandardRestore(wanted) for item, wanted in shapes.items()}
+        try:
+            restored = self._manager.restore(
+                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **arguments)
+            )
+            meta = restored["meta"]
+            found = {item: checksums(restored[item]) for item in shapes}
+        except Exception as error:
+            raise DamagedCheckpointError(_first_line(error)) from error
+        for item in shapes:
+            for name, value in found[item].items():
+                if meta["checksums"][item].get(name) != value:
+                    raise DamagedCheckpointError(f"the checksum of {name} does not match")
+        return {item: restored[item] for item in shapes}, meta
+
+
+def latest_step(directory: Path) -> int | None:
+    """The step of the newest whole checkpoint in a directory, without opening it."""
+    steps = ocp.utils.checkpoint_steps(directory.absolute()) if directory.is_dir() else []
+    return max(steps, default=None)
+
+
+def _refuse_other_model(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name in sorted({*saved, *wanted}):
+        theirs = tuple(saved[name].shape) if name in saved else None
+        ours = tuple(wanted[name].shape) if name in wanted else None
+        if theirs != ours:
+            here = "has no such array" if ours is None else f"needs {ours}"
+            there = "is missing there" if theirs is None else f"is {theirs} there"
+            raise UserError(
+                f"the checkpoint {path} is of another model: {name} {there}, this config {here}; use the config that it "
+                "was trained with, or another run.dir"
+            )
+
+
+class _SavingErrors:
+    """Turns what a save raises into one sentence."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            kept = latest_step(self._directory)
+            go_on = "from the start" if kept is None else f"from step {kept}"
+            raise UserError(
+                f"cannot save a checkpoint to {self._directory} ({_first_line(error)}); make room there or choose another "
+                f"run.dir, and run again: training goes on {go_on}"
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]

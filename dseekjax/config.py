@@ -1,0 +1,162 @@
+"""The root config: every room's own part, loaded from YAML and `key=value` overrides."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import ValidationError, model_validator
+
+from dseekjax.checkpoint.config import CheckpointConfig
+from dseekjax.config_errors import explain
+from dseekjax.data.config import DataConfig
+from dseekjax.errors import UserError
+from dseekjax.insight.config import InsightConfig
+from dseekjax.memory.config import MemoryConfig
+from dseekjax.models.config import ModelConfig
+from dseekjax.optim.config import OptimizerConfig
+from dseekjax.parallel.config import MeshConfig
+from dseekjax.precision.config import PrecisionConfig
+from dseekjax.section import Section
+from dseekjax.training.config import EvaluationConfig, RunConfig, TrainConfig
+
+
+class Config(Section):
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    memory: MemoryConfig = MemoryConfig()
+    mesh: MeshConfig = MeshConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    insight: InsightConfig = InsightConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        problems = []
+        train, model, memory = self.train, self.model, self.memory
+        if train.global_batch_size % train.num_microbatches:
+            problems.append(
+                f"train.num_microbatches {train.num_microbatches} does not divide train.global_batch_size "
+                f"{train.global_batch_size}; choose a divisor"
+            )
+        if model.positions == "learned" and self.data.sequence_length > model.max_positions:
+            problems.append(
+                f"data.sequence_length {self.data.sequence_length} exceeds model.max_positions {model.max_positions}; "
+                "shorten the one or raise the other"
+            )
+        if memory.recompute == "every_k" and model.num_layers % memory.recompute_every:
+            problems.append(
+                f"memory.recompute_every {memory.recompute_every} does not divide model.num_layers {model.num_layers}; "
+                "choose a divisor"
+            )
+        schedule = self.optimizer.schedule
+        scheduled = schedule.warmup_steps + (schedule.decay_steps if schedule.kind == "wsd" else 0)
+        if scheduled > train.steps:
+            problems.append(
+                f"optimizer.schedule.warmup_steps {schedule.warmup_steps} and what follows need {scheduled} steps, "
+                f"train.steps is {train.steps}; shorten the one or raise the other"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Reads a config.
+
+    Args:
+        path: YAML file; all keys have defaults, so it may leave out any, or be left out.
+        overrides: `dotted.key=value` strings, the value in YAML; list items by number, `data.sources.0.path=x`.
+
+    Raises:
+        UserError: the file cannot be read, or keys or values are wrong; all problems are named at once.
+    """
+    values = {} if path is None else _read_yaml(Path(path))
+    for override in overrides:
+        _override(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError("\n".join(explain(error, values, Config))) from error
+
+
+def dump_config(config: Config) -> str:
+    """YAML of every key, which loads again to the same config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def recipe_path(name: str) -> Path:
+    """The config file of a recipe that is shipped, by the name of its file.
+
+    Raises:
+        UserError: there is no such recipe.
+    """
+    package = Path(__file__).parent
+    folder = next(folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir())
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(f"--model {name}: no such recipe; there are {sorted(file.stem for file in folder.glob('*.yaml'))}")
+    return path
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.load(path.read_text("utf-8"), _StrictLoader)
+    except OSError as error:
+        raise UserError(f"--config: cannot read {path} ({error.strerror}); give the path of a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UserError(f"--config: {path} holds a {type(values).__name__}; it must be sections of keys and values")
+    return values
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"{override!r} is not of the form key=value, as in train.steps=100")
+    try:
+        value = yaml.load(text, _StrictLoader)
+    except yaml.YAMLError:
+        value = text
+    *parents, last = re.sub(r"\[(\d+)\]", r".\1", key).split(".")
+    place: Any = values
+    for name in parents:
+        place = _child(place, name, key)
+    if last.isdigit() or isinstance(place, list):
+        place[_item(place, last, key)] = value
+    else:
+        place[last] = value
+
+
+def _child(place: Any, name: str, key: str) -> Any:
+    if name.isdigit() or isinstance(place, list):
+        return place[_item(place, name, key)]
+    if not isinstance(place.get(name), dict | list):
+        place[name] = {}
+    return place[name]
+
+
+def _item(place: Any, name: str, key: str) -> int:
+    length = len(place) if isinstance(place, list) else 0
+    if not name.isdigit() or int(name) >= length:
+        raise UserError(f"{key}: the config file's list has {length} items there; give the whole list, or an item it has")
+    return int(name)

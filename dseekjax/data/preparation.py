@@ -1,0 +1,103 @@
+"""From the data config to open corpora, tokenising what was not tokenised before."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+from dseekjax.data.config import DataConfig
+from dseekjax.data.corpus import FORMAT, Corpus, open_corpus, write_corpus
+from dseekjax.data.text import hold_out, read_documents
+from dseekjax.data.tokenizers import (
+    bytes_tokenizer,
+    end_of_document_id,
+    fingerprint,
+    load_tokenizer,
+    train_tokenizer,
+)
+from dseekjax.errors import UserError
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """All that batches are made from."""
+
+    tokenizer: tokenizers.Tokenizer
+    training: tuple[Corpus, ...]
+    """One per source, in the config's order."""
+    evaluation: tuple[Corpus, ...]
+    """One per source that has held-out documents, or per evaluation source."""
+
+    @property
+    def identity(self) -> list[str]:
+        """Hashes of what is trained on; equal identities mean equal batches."""
+        return [corpus.identity for corpus in self.training]
+
+
+def prepare(config: DataConfig, *, vocabulary_size: int, kept_tokenizer: Path | None = None) -> PreparedData:
+    """Reads, splits and tokenises every source, or opens what an earlier call left in the cache.
+
+    Args:
+        config: the sources and the tokenizer.
+        vocabulary_size: rows of the model's embedding.
+        kept_tokenizer: the tokenizer.json of an earlier start of the same run; used where the file exists, so that a
+            resumed run keeps the very tokenizer that it began with.
+
+    Raises:
+        UserError: a source cannot be read, or the tokenizer does not fit the model.
+    """
+    split = [
+        hold_out(
+            read_documents(source, f"data.sources.{i}.path"),
+            0.0 if config.evaluation_sources else config.held_out_fraction,
+        )
+        for i, source in enumerate(config.sources)
+    ]
+    held_out = [evaluation for _, evaluation in split]
+    if config.evaluation_sources:
+        held_out = [
+            read_documents(source, f"data.evaluation_sources.{i}.path")
+            for i, source in enumerate(config.evaluation_sources)
+        ]
+    if kept_tokenizer is not None and kept_tokenizer.is_file():
+        tokenizer = load_tokenizer(kept_tokenizer)
+    else:
+        tokenizer = _tokenizer(config, [document for documents, _ in split for document in documents])
+    if tokenizer.get_vocab_size() > vocabulary_size:
+        raise UserError(
+            f"model.vocabulary_size {vocabulary_size} is smaller than the tokenizer's {tokenizer.get_vocab_size()} "
+            f"tokens; set it to at least {tokenizer.get_vocab_size()}"
+        )
+    end_token = end_of_document_id(tokenizer, config.end_of_document)
+    cache = Path(config.cache_dir).expanduser() / "corpora"
+    key = fingerprint(tokenizer) + config.end_of_document
+    return PreparedData(
+        tokenizer,
+        tuple(_corpus(cache, documents, tokenizer, end_token, key) for documents, _ in split),
+        tuple(_corpus(cache, documents, tokenizer, end_token, key) for documents in held_out if documents),
+    )
+
+
+def _tokenizer(config: DataConfig, documents: list[str]) -> tokenizers.Tokenizer:
+    if config.tokenizer == "bytes":
+        return bytes_tokenizer(config.end_of_document)
+    if config.tokenizer.startswith("train:"):
+        size = int(config.tokenizer.removeprefix("train:"))
+        return train_tokenizer(documents, size, config.end_of_document)
+    return load_tokenizer(Path(config.tokenizer).expanduser())
+
+
+def _corpus(
+    cache: Path, documents: list[str], tokenizer: tokenizers.Tokenizer, end_token: int, tokenizer_key: str
+) -> Corpus:
+    digest = hashlib.sha256(f"{FORMAT} {tokenizer_key}".encode())
+    for document in documents:
+        content = document.encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
+    path = cache / digest.hexdigest()[:32]
+    if not path.is_dir():
+        write_corpus(path, documents, tokenizer, end_token)
+    return open_corpus(path)
+
+

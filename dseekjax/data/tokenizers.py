@@ -1,0 +1,71 @@
+"""Tokenizers, all through the `tokenizers` library: raw bytes, one trained on the spot, or one from a file."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from dseekjax.errors import UserError
+
+
+def bytes_tokenizer(end_of_document: str) -> tokenizers.Tokenizer:
+    """One token per UTF-8 byte, and the end of a document."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    return _byte_level(tokenizer, end_of_document)
+
+
+def train_tokenizer(documents: Iterable[str], vocabulary_size: int, end_of_document: str) -> tokenizers.Tokenizer:
+    """A byte-level byte-pair vocabulary (Sennrich et al. 2016, arXiv:1508.07909) learned from `documents`."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size - 1,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return _byte_level(tokenizer, end_of_document)
+
+
+def _byte_level(tokenizer: tokenizers.Tokenizer, end_of_document: str) -> tokenizers.Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([end_of_document])
+    return tokenizer
+
+
+def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    """A tokenizer from its tokenizer.json.
+
+    Raises:
+        UserError: the file is missing or is no tokenizer.
+    """
+    if not path.is_file():
+        raise UserError(f"data.tokenizer: there is no file {path}; give bytes, train:N or the path of a tokenizer.json")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise UserError(f"data.tokenizer: {path} is not a tokenizer.json ({error})") from error
+
+
+def end_of_document_id(tokenizer: tokenizers.Tokenizer, end_of_document: str) -> int:
+    """The id of the token put after each document.
+
+    Raises:
+        UserError: the tokenizer has no such token.
+    """
+    token = tokenizer.token_to_id(end_of_document)
+    if token is None:
+        special = sorted(added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special)
+        raise UserError(
+            f"data.end_of_document: the tokenizer has no token {end_of_document!r}; its special tokens are {special}"
+        )
+    return token
+
+
+def fingerprint(tokenizer: tokenizers.Tokenizer) -> str:
+    """A hash of all that a tokenizer does."""
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()

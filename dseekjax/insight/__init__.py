@@ -1,0 +1,1 @@
+"""Knowing what is going on: metrics, their writers, the report."""

@@ -1,0 +1,26 @@
+"""Records as TensorBoard events."""
+
+from pathlib import Path
+
+from dseekjax.training.hooks import Record
+
+
+class TensorBoardWriter:
+    """Writes every number of a record as a scalar under its name."""
+
+    def __init__(self, directory: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory))
+
+    def write(self, record: Record) -> None:
+        step = int(record["step"] or 0)
+        for name, value in record.items():
+            if value is not None and name != "step":
+                self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

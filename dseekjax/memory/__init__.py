@@ -1,0 +1,1 @@
+"""Which activations are kept and which are computed again."""

@@ -1,0 +1,75 @@
+"""What a decoder-only transformer looks like."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dseekjax.section import Section
+
+
+def _as_many_as_heads(data: dict[str, Any]) -> int:
+    """Same as `num_heads`."""
+    return data.get("num_heads", 1)
+
+
+class AttentionConfig(Section):
+    num_heads: int = Field(8, gt=0, description="Query heads.")
+    num_kv_heads: int = Field(
+        default_factory=_as_many_as_heads,
+        gt=0,
+        description="Key and value heads; fewer than num_heads is grouped-query attention.",
+    )
+    head_dim: int = Field(64, gt=0, description="Width of one head.")
+    implementation: Literal["auto", "reference", "blocked"] = Field(
+        "auto", description="Which attention runs; all give the same numbers."
+    )
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads {self.num_kv_heads} does not divide num_heads {self.num_heads}; "
+                "choose a divisor, or leave it out for as many as num_heads"
+            )
+        return self
+
+
+class FeedForwardConfig(Section):
+    hidden_dim: int = Field(2048, gt=0, description="Width between the two projections.")
+    activation: Literal["gelu", "relu", "swiglu"] = Field(
+        "gelu", description="gelu (tanh form), relu, or swiglu, which has a third projection as gate."
+    )
+
+
+class DecoderConfig(Section):
+    """A decoder-only transformer: the GPT-2, GPT-3 and Llama families differ only in these keys."""
+
+    kind: Literal["decoder"] = Field("decoder", description="The model family.")
+    vocabulary_size: int = Field(32768, gt=1, description="Rows of the embedding; at least the tokenizer's size.")
+    num_layers: int = Field(8, gt=0, description="Transformer layers.")
+    embed_dim: int = Field(512, gt=0, description="Width of the residual stream.")
+    attention: AttentionConfig = AttentionConfig()
+    feed_forward: FeedForwardConfig = FeedForwardConfig()
+    norm: Literal["layer_norm", "rms_norm"] = Field("layer_norm", description="Normalisation before each part.")
+    norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance inside the norms.")
+    positions: Literal["learned", "rotary"] = Field("learned", description="How a token knows its position.")
+    max_positions: int = Field(1024, gt=0, description="Rows of the learned position table; unused by rotary.")
+    rotary_theta: float = Field(10000.0, gt=0, description="Base of the rotary wavelengths; unused by learned.")
+    biases: Literal["all", "qkv", "none"] = Field("all", description="Which projections have a bias.")
+    tied_embeddings: bool = Field(True, description="Whether the output projection is the embedding itself.")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="Probability of dropping an activation after the embedding and each part."
+    )
+    initializer_scale: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
+    loss_chunk: int = Field(
+        128, gt=0, description="Positions of the sequence whose logits exist at one time in the loss."
+    )
+
+    @model_validator(mode="after")
+    def _rotary_needs_even_heads(self) -> Self:
+        if self.positions == "rotary" and self.attention.head_dim % 2:
+            raise ValueError(f"attention.head_dim {self.attention.head_dim} is odd; rotary positions need it even")
+        return self
+
+
+ModelConfig = DecoderConfig

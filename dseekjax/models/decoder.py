@@ -1,0 +1,118 @@
+"""Decoder-only transformers: GPT-2, GPT-3 and Llama by config.
+
+A model comes in parts, so that training, pipelining and cached decoding need no second model:
+`embed(batch) -> x`; `runs`, one stacked module per homogeneous run of layers (leading logical axis `layer`), each with
+`block(x, batch, cache, keys) -> (x, cache, auxiliary)`; `unembed(x) -> logits`;
+`loss(x, batch) -> (loss_sum, weight_sum, metrics)`. Losses are sums with weights: whoever calls normalises once.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from dseekjax.models.batch import Batch
+from dseekjax.models.config import DecoderConfig
+from dseekjax.models.layers.attention import SelfAttention
+from dseekjax.models.layers.cross_entropy import chunked_cross_entropy
+from dseekjax.models.layers.dropout import dropout
+from dseekjax.models.layers.feed_forward import FeedForward
+from dseekjax.models.layers.norms import build_norm
+from dseekjax.models.layers.parameters import parameter
+from dseekjax.models.operations import Operations
+
+
+class Embedding(nnx.Module):
+    """A table of rows."""
+
+    def __init__(self, rows: int, config: DecoderConfig, axis: str, rngs: nnx.Rngs) -> None:
+        initializer = nnx.initializers.normal(config.initializer_scale)
+        self.embedding = parameter(rngs, initializer, (rows, config.embed_dim), (axis, "embed"))
+
+
+class Block(nnx.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: DecoderConfig, operations: Operations, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.operations = operations
+        self.attention_norm = build_norm(config, rngs)
+        self.attention = SelfAttention(config, operations, rngs)
+        self.feed_forward_norm = build_norm(config, rngs)
+        self.feed_forward = FeedForward(config, operations, rngs)
+
+    def block(
+        self,
+        x: Float[Array, "batch seq embed"],
+        batch: Batch,
+        cache: Any = None,
+        keys: Key[Array, "batch"] | None = None,
+    ) -> tuple[Float[Array, "batch seq embed"], Any, dict[str, jax.Array]]:
+        """Runs the layer; `keys` (one per example) turn dropout on, `auxiliary` holds sums to report."""
+        rate, constrain = self.config.dropout, self.operations.constrain
+        mixed = self.attention(self.attention_norm(x), batch)
+        x = constrain(x + dropout(mixed, rate, keys, 0), "batch", "sequence", "residual")
+        mapped = self.feed_forward(self.feed_forward_norm(x))
+        x = constrain(x + dropout(mapped, rate, keys, 1), "batch", "sequence", "residual")
+        return x, cache, {}
+
+
+class Decoder(nnx.Module):
+    """A stack of blocks between an embedding and an output projection."""
+
+    def __init__(self, config: DecoderConfig, operations: Operations, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.operations = operations
+        self.token_embedding = Embedding(config.vocabulary_size, config, "vocab", rngs)
+        learned = config.positions == "learned"
+        self.position_embedding = (
+            Embedding(config.max_positions, config, "positions", rngs) if learned else None
+        )
+        stack = nnx.vmap(
+            lambda layer_rngs: Block(config, operations, layer_rngs),
+            transform_metadata={nnx.PARTITION_NAME: "layer"},
+        )
+        self.runs = nnx.List([stack(rngs.split(config.num_layers))])
+        self.final_norm = build_norm(config, rngs)
+        self.unembedding = None if config.tied_embeddings else Embedding(config.vocabulary_size, config, "vocab", rngs)
+
+    def embed(
+        self, batch: Batch, keys: Key[Array, "batch"] | None = None
+    ) -> Float[Array, "batch seq embed"]:
+        """Looks up tokens (and learned positions); `keys` (one per example) turn dropout on."""
+        x = self.operations.embed_lookup(self.token_embedding.embedding[...], batch.tokens)
+        if self.position_embedding is not None:
+            x = x + self.operations.embed_lookup(self.position_embedding.embedding[...], batch.positions)
+        x = dropout(x, self.config.dropout, keys, 0)
+        return self.operations.constrain(x, "batch", "sequence", "residual")
+
+    def _project(
+        self, x: Float[Array, "batch seq embed"], kernel: Float[Array, "vocab embed"]
+    ) -> Float[Array, "batch seq vocab"]:
+        logits = self.operations.dense("bse,ve->bsv", x, kernel, dtype=jnp.float32)
+        return self.operations.constrain(logits, "batch", "sequence", "vocab")
+
+    @property
+    def _output_kernel(self) -> jax.Array:
+        table = self.token_embedding if self.unembedding is None else self.unembedding
+        return table.embedding[...]
+
+    def unembed(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
+        """Logits, in float32."""
+        return self._project(self.final_norm(x), self._output_kernel)
+
+    def loss(
+        self, x: Float[Array, "batch seq embed"], batch: Batch
+    ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, jax.Array]]:
+        """Sum of weighted cross-entropies (nats), sum of weights, and sums to report."""
+        loss_sum, weight_sum = chunked_cross_entropy(
+            self.final_norm(x),
+            batch.targets,
+            batch.loss_weights,
+            self._output_kernel,
+            self._project,
+            self.config.loss_chunk,
+        )
+        return loss_sum, weight_sum, {}

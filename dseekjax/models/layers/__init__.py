@@ -1,0 +1,1 @@
+"""The parts that model families are put together from."""

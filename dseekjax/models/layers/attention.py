@@ -1,0 +1,60 @@
+"""Multi-head self-attention with grouped keys and values."""
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from dseekjax.models.batch import Batch
+from dseekjax.models.config import DecoderConfig
+from dseekjax.models.layers.projection import Projection
+from dseekjax.models.layers.rotary import rotate
+from dseekjax.models.operations import Operations
+
+
+class SelfAttention(nnx.Module):
+    """Causal self-attention within documents."""
+
+    def __init__(self, config: DecoderConfig, operations: Operations, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.operations = operations
+        size = config.attention
+
+        def project_in(heads: int, axis: str) -> Projection:
+            return Projection(
+                "bse,ehd->bshd",
+                (config.embed_dim, heads, size.head_dim),
+                ("embed", axis, "head_dim"),
+                bias_dims=0 if config.biases == "none" else 2,
+                scale=config.initializer_scale,
+                operations=operations,
+                rngs=rngs,
+            )
+
+        self.query = project_in(size.num_heads, "heads")
+        self.key = project_in(size.num_kv_heads, "kv_heads")
+        self.value = project_in(size.num_kv_heads, "kv_heads")
+        self.output = Projection(
+            "bshd,hde->bse",
+            (size.num_heads, size.head_dim, config.embed_dim),
+            ("heads", "head_dim", "embed"),
+            bias_dims=1 if config.biases == "all" else 0,
+            scale=config.initializer_scale / (2 * config.num_layers) ** 0.5,
+            operations=operations,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: Float[Array, "batch seq embed"], batch: Batch) -> Float[Array, "batch seq embed"]:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.config.positions == "rotary":
+            query = rotate(query, batch.positions, self.config.rotary_theta)
+            key = rotate(key, batch.positions, self.config.rotary_theta)
+        constrain = self.operations.constrain
+        mixed: jax.Array = self.operations.attention(
+            constrain(query, "batch", "sequence", "heads", "head_dim"),
+            constrain(key, "batch", "sequence", "kv_heads", "head_dim"),
+            constrain(value, "batch", "sequence", "kv_heads", "head_dim"),
+            query_segment_ids=batch.segment_ids,
+            key_segment_ids=batch.segment_ids,
+            causal=True,
+        )
+        return self.output(constrain(mixed, "batch", "sequence", "heads", "head_dim"))

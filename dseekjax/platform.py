@@ -1,0 +1,43 @@
+"""The machine: what JAX is told before it starts, and what can be asked of it."""
+
+import os
+
+import psutil
+
+from dseekjax.training.config import RunConfig
+
+# Dense bfloat16 peak per GPU in FLOP/s, from NVIDIA's data sheets.
+PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+
+
+def prepare_platform(run: RunConfig) -> None:
+    """Sets JAX up for a run; call it before anything asks for devices.
+
+    `run.virtual_devices` asks for that many CPU devices. Where `JAX_COORDINATOR_ADDRESS` is set, this process joins the
+    others (`JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` say how many and which).
+    """
+    import jax
+
+    if run.virtual_devices:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", run.virtual_devices)
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"])
+        )
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Peak FLOP/s of a device by its name, None if it is not in the table."""
+    return next((peak for name, peak in PEAK_FLOPS.items() if name in device_kind), None)
+
+
+def memory_in_use() -> float:
+    """Bytes in use on the first local device; on CPU, those of this process."""
+    import jax
+
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics and "bytes_in_use" in statistics:
+        return float(statistics["bytes_in_use"])
+    return float(psutil.Process().memory_info().rss)

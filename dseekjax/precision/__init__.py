@@ -1,0 +1,1 @@
+"""Which dtype each part computes in."""

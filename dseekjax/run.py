@@ -1,0 +1,173 @@
+"""One training run: data, Program, Trainer and hooks put together from a config."""
+
+import functools
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+from rich.console import Console
+
+from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
+from dseekjax.checkpoint.store import latest_step
+from dseekjax.config import Config, dump_config
+from dseekjax.data.batches import EvaluationBatches, TrainingBatches, prefetched
+from dseekjax.data.preparation import PreparedData, prepare
+from dseekjax.data.records import Records
+from dseekjax.insight.metrics import MetricsHook, read_records
+from dseekjax.insight.profile import ProfileHook
+from dseekjax.insight.report import write_report
+from dseekjax.insight.tensorboard import TensorBoardWriter
+from dseekjax.insight.terminal import TerminalHook
+from dseekjax.platform import prepare_platform
+from dseekjax.training.evaluation import Evaluation, build_evaluation
+from dseekjax.training.feed import rows_of_process
+from dseekjax.training.hooks import Hook
+from dseekjax.training.program import Program, build_program
+from dseekjax.training.run_directory import RunDirectory
+from dseekjax.training.summary import summarise
+from dseekjax.training.trainer import Trainer
+
+
+def dry_run(config: Config) -> None:
+    """Builds the Program and prints its summary; touches no file.
+
+    Raises:
+        UserError: the config does not fit the devices.
+    """
+    prepare_platform(config.run)
+    print(summarise(build_program(config, jax.devices())))
+
+
+def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] = ()) -> int:
+    """Trains, resuming what is in `run.dir`; returns 0, or 128 + n if signal n stopped it.
+
+    Args:
+        config: what to train.
+        fresh: whether to start over, renaming an existing `run.dir`.
+        next_commands: printed when training is complete.
+
+    Raises:
+        UserError: something in the config or in the files that it names is wrong.
+    """
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    prepare_platform(config.run)
+    console = Console(quiet=jax.process_index() > 0, soft_wrap=True)
+    tell = functools.partial(console.print, highlight=False, markup=False)
+    program = build_program(config, jax.devices())
+    directory = _claim(config, fresh, tell)
+    summary = summarise(program)
+
+    done = latest_step(directory.checkpoints)
+    if done is not None and done >= config.train.steps:
+        tell(f"{directory.path} is already at step {done}; raise train.steps to train on.")
+        if not directory.report.is_file():
+            _report(directory, config, summary)
+        return 0
+
+    tell(summary)
+    tell(f"run directory    {directory.path}")
+    prepared = prepare(
+        config.data, vocabulary_size=config.model.vocabulary_size, kept_tokenizer=directory.tokenizer
+    )
+    if jax.process_index() == 0:
+        directory.write(directory.tokenizer, prepared.tokenizer.to_str())
+        directory.write(directory.config, dump_config(config))
+    trainer = Trainer(
+        program,
+        _feed(config, program, prepared),
+        evaluation=_evaluation(config, program, prepared),
+        hooks=_hooks(config, program, directory, console, tell),
+        data_identity=prepared.identity,
+    )
+    context = trainer.run()
+
+    if jax.process_index() == 0:
+        _report(directory, config, summary)
+    if context.step < config.train.steps:
+        tell(f"Stopped after step {context.step}, which is saved; run the same command again to go on.")
+        return 128 + (trainer.stopped_by or signal.SIGTERM)
+    tell(f"Done: {directory.report} shows what came of it.")
+    if next_commands:
+        tell("\nNext:\n" + "\n".join(f"  {command}" for command in next_commands))
+    return 0
+
+
+def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirectory:
+    directory = RunDirectory(config.run.dir)
+    if jax.process_index() == 0:
+        if fresh and (moved := directory.move_away()):
+            tell(f"Moved {directory.path} to {moved}.")
+        directory.refuse_other_config(config)
+        directory.acquire()
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("run directory")
+    return directory
+
+
+def _feed(
+    config: Config, program: Program, prepared: PreparedData
+) -> Callable[[int], Iterator[dict[str, Any]]]:
+    batches = TrainingBatches(
+        sources=[Records(corpus, config.data.sequence_length) for corpus in prepared.training],
+        weights=[source.weight for source in config.data.sources],
+        seed=config.run.seed,
+        global_batch_size=config.train.global_batch_size,
+        rows=rows_of_process(program.batch_shape),
+        num_batches=config.train.steps,
+    )
+    return lambda start: prefetched(batches, start, config.data.prefetch_batches)
+
+
+def _evaluation(config: Config, program: Program, prepared: PreparedData) -> Evaluation | None:
+    if not prepared.evaluation:
+        return None
+    batches = EvaluationBatches(
+        sources=[Records(corpus, config.data.sequence_length) for corpus in prepared.evaluation],
+        global_batch_size=config.train.global_batch_size,
+        rows=rows_of_process(program.batch_shape),
+    )
+    num_bytes, num_tokens = (
+        sum(corpus.manifest[key] for corpus in prepared.evaluation) for key in ("num_bytes", "num_tokens")
+    )
+    return build_evaluation(
+        program, batches, bytes_per_token=num_bytes / num_tokens, max_batches=config.evaluation.max_batches
+    )
+
+
+def _hooks(
+    config: Config, program: Program, directory: RunDirectory, console: Console, tell: Callable[[str], None]
+) -> list[Hook]:
+    hooks: list[Hook] = [
+        CheckpointHook(
+            directory.checkpoints,
+            config.checkpoint,
+            program.state_shape,
+            config.model_dump(mode="json"),
+            tell,
+        )
+    ]
+    if config.train.initialize_from is not None:
+        other = RunDirectory(config.train.initialize_from)
+        hooks.append(InitializeHook(other.checkpoints, program.init, program.state_shape, tell))
+    if jax.process_index() == 0:
+        writers = [TensorBoardWriter(directory.tensorboard)] if config.insight.tensorboard else []
+        hooks.append(MetricsHook(directory.metrics, writers))
+        hooks.append(TerminalHook(console, config.insight.print_every_steps))
+    if config.run.profile_steps:
+        hooks.append(ProfileHook(directory.profile, config.run.profile_steps))
+    return hooks
+
+
+def _report(directory: RunDirectory, config: Config, summary: str) -> None:
+    write_report(
+        list(read_records(directory.metrics)),
+        title=f"{Path(config.run.dir).name}: {config.model.num_layers} layers of width {config.model.embed_dim}",
+        summary=summary,
+        config=dump_config(config),
+        plot=directory.loss_plot,
+        page=directory.report,
+    )

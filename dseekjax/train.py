@@ -1,0 +1,77 @@
+"""The main door: `python -m dseekjax.train --config configs/quickstart.yaml`."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+from dseekjax.config import Config, dump_config, load_config, recipe_path
+from dseekjax.config_reference import format_reference
+from dseekjax.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 128 + n stopped by signal n."""
+    try:
+        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        config = _load(options)
+        if options.print_config:
+            print(dump_config(config), end="")
+            return 0
+        return _train(config, options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m dseekjax.train",
+        description="Trains a model. Run the same command again to resume a run that was stopped, by whatever.",
+        epilog="keys, to be set in the config file or as KEY=VALUE:\n\n" + format_reference(Config),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file; what it leaves out has its default")
+    parser.add_argument("--model", metavar="NAME", help="a shipped recipe: --model gpt2_124m is configs/gpt2_124m.yaml")
+    parser.add_argument("--batch-size", metavar="N", help="the same as train.global_batch_size=N")
+    parser.add_argument("--fresh", action="store_true", help="start over; an existing run.dir is renamed, not deleted")
+    parser.add_argument("--dry-run", action="store_true", help="build the program, print its summary and exit")
+    parser.add_argument("--print-config", action="store_true", help="print the whole config as YAML and exit")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in train.steps=100")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _load(options: argparse.Namespace) -> Config:
+    if options.config and options.model:
+        raise UserError(f"--config {options.config} and --model {options.model} are both given; keep one of them")
+    if not options.config and not options.model:
+        raise UserError("give --config FILE or --model NAME, as in --config configs/quickstart.yaml; see --help")
+    path = recipe_path(options.model) if options.model else options.config
+    batch_size = [] if options.batch_size is None else [f"train.global_batch_size={options.batch_size}"]
+    return load_config(path, [*batch_size, *options.overrides])
+
+
+def _train(config: Config, options: argparse.Namespace) -> int:
+    # Loads JAX, which --help and a wrong config must not wait for.
+    from dseekjax.run import dry_run, run
+
+    if options.dry_run:
+        dry_run(config)
+        return 0
+    door = f"--model {options.model}" if options.model else f"--config {options.config}"
+    return run(
+        config,
+        fresh=options.fresh,
+        next_commands=(
+            f"scripts/train {door} train.steps={2 * config.train.steps}   # train on from here, twice as long",
+            f"scripts/train {door} data.sources.0.path=YOUR.txt run.dir=runs/mine   # your own text",
+            f"tensorboard --logdir {config.run.dir}   # look at every metric, after `pip install tensorboard`",
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

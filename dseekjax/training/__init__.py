@@ -1,0 +1,1 @@
+"""The Program (everything jitted) and the Trainer (everything else)."""

@@ -1,0 +1,36 @@
+"""Loss on held-out data."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dseekjax.training.feed import rows_of_process, to_devices
+from dseekjax.training.hooks import Record
+from dseekjax.training.program import Program
+from dseekjax.training.state import TrainState
+
+Evaluation = Callable[[TrainState], Record]
+
+
+def build_evaluation(
+    program: Program, batches: Sequence[dict[str, Any]], *, bytes_per_token: float, max_batches: int | None
+) -> Evaluation:
+    """A function from a state to `eval_loss` (nats per token) and `eval_bits_per_byte`.
+
+    Args:
+        program: whose `eval_step` runs.
+        batches: all evaluation batches.
+        bytes_per_token: length of the corpus in bytes of text over its length in tokens.
+        max_batches: how many of them to use, None for all.
+    """
+    rows = rows_of_process(program.batch_shape)
+    count = len(batches) if max_batches is None else min(max_batches, len(batches))
+
+    def evaluate(state: TrainState) -> Record:
+        sums = [
+            program.eval_step(state, to_devices(batches[i], rows, program.batch_shape)) for i in range(count)
+        ]
+        loss = sum(float(each["loss"]) for each in sums) / sum(float(each["weight"]) for each in sums)
+        return {"eval_loss": loss, "eval_bits_per_byte": loss / math.log(2) / bytes_per_token}
+
+    return evaluate

@@ -1,0 +1,44 @@
+"""SIGTERM and SIGINT as requests to stop after the current step."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+import jax
+from jax.experimental import multihost_utils
+
+
+class Interruption:
+    """While entered, remembers the first signal; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._previous: dict[signal.Signals, signal.Handlers] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            # With several processes, SIGTERM belongs to JAX's coordination, which has all stop at the same step.
+            alone = jax.process_count() == 1
+            for number in (signal.SIGINT, signal.SIGTERM) if alone else (signal.SIGINT,):
+                self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.received == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+    def stop_after(self, step: int) -> bool:
+        """Whether the loop is to end after `step`; the same answer on every process."""
+        if jax.process_count() > 1:
+            if multihost_utils.reached_preemption_sync_point(step):
+                self.received = signal.SIGTERM
+                return True
+            return False
+        return self.received is not None

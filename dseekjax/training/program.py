@@ -1,0 +1,170 @@
+"""`build_program`: from a config and any devices to everything that is jitted."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dseekjax.config import Config
+from dseekjax.errors import UserError
+from dseekjax.models.batch import Batch
+from dseekjax.models.decoder import Decoder
+from dseekjax.models.operations import Operations
+from dseekjax.optim.optimizer import build_optimizer
+from dseekjax.optim.schedules import build_schedule
+from dseekjax.parallel.mesh import AnyMesh, build_mesh
+from dseekjax.parallel.sharding import RULES, Rules, parameter_specs, partition_spec, shardings, without
+from dseekjax.precision.policy import cast_parameters
+from dseekjax.training.forward import Forward, Sums
+from dseekjax.training.state import TrainState
+from dseekjax.training.step import Metrics, Step
+from pallas_kernels.attention import attention
+
+MANUAL_AXES = ("data",)
+# What runs once is not worth optimising: on CPU, init compiles three times faster like this.
+QUICK_COMPILE = {"xla_backend_optimization_level": 1}
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything jitted, and the shape and placement of every array. Holds no array."""
+
+    config: Config
+    mesh: AnyMesh
+    state_shape: TrainState
+    """`ShapeDtypeStruct`s with shardings."""
+    batch_shape: Batch
+    init: Callable[[], TrainState]
+    """A new state from `run.seed`; the same on every mesh."""
+    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    """Gives its first argument's memory to the new state."""
+    eval_step: Callable[[TrainState, Batch], Sums]
+
+
+def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Program:
+    """Builds the program of a config for `devices`; allocates nothing and reads nothing.
+
+    Args:
+        config: what to train.
+        devices: real or compile-only devices, or just their number, which gives a program that lowers but cannot run.
+
+    Raises:
+        UserError: the mesh does not fit the devices, or an array does not fit the mesh.
+    """
+    mesh = build_mesh(config.mesh, devices)
+    _check_batch(config, mesh)
+    inner_rules = without(RULES, *MANUAL_AXES)
+    operations = _operations(config, inner_rules)
+
+    def new_model(key: jax.Array) -> Decoder:
+        return Decoder(config.model, operations, nnx.Rngs(params=key))
+
+    graphdef, param_state, variable_state = nnx.split(nnx.eval_shape(new_model, jax.random.key(0)), nnx.Param, ...)
+    specs = parameter_specs(param_state, RULES, mesh)
+    optimizer = build_optimizer(config.optimizer)
+
+    def init() -> TrainState:
+        init_key, step_key = jax.random.split(jax.random.key(config.run.seed))
+        _, params, variables = nnx.split(new_model(init_key), nnx.Param, ...)
+        params = nnx.to_pure_dict(params)
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            optimizer_state=optimizer.init(params),
+            variables=nnx.to_pure_dict(variables),
+            rng=jax.random.key_data(step_key),
+            bad_steps=jnp.zeros((), jnp.int32),
+        )
+
+    state_specs = _state_specs(jax.eval_shape(init), specs, optimizer)
+    state_shape = _with_shardings(jax.eval_shape(init), state_specs, mesh)
+    batch_spec = partition_spec(("batch", "sequence"), RULES)
+    batch_shape = _with_shardings(_batch_shape(config), Batch(*[batch_spec] * 5), mesh)
+    step = Step(
+        mesh=mesh,
+        forward=Forward(graphdef, parameter_specs(param_state, inner_rules, mesh), config.memory),
+        cast=functools.partial(cast_parameters, config=config.precision),
+        optimizer=optimizer,
+        schedule=build_schedule(config.optimizer, config.train.steps),
+        clip_norm=config.optimizer.clip_norm,
+        num_microbatches=config.train.num_microbatches,
+        inner_batch_spec=partition_spec(("batch",), inner_rules),
+    )
+    state_shardings, batch_shardings = _shardings(state_shape), _shardings(batch_shape)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    return Program(
+        config=config,
+        mesh=mesh,
+        state_shape=state_shape,
+        batch_shape=batch_shape,
+        init=jax.jit(init, out_shardings=state_shardings, compiler_options=QUICK_COMPILE),
+        train_step=jax.jit(
+            step.train,
+            in_shardings=(state_shardings, batch_shardings),
+            out_shardings=(state_shardings, replicated),
+            donate_argnums=0,
+        ),
+        eval_step=jax.jit(
+            step.evaluate, in_shardings=(state_shardings, batch_shardings), out_shardings=replicated
+        ),
+    )
+
+
+def _check_batch(config: Config, mesh: AnyMesh) -> None:
+    replicas = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    batch, microbatches = config.train.global_batch_size, config.train.num_microbatches
+    if batch % (replicas * microbatches):
+        raise UserError(
+            f"train.global_batch_size {batch} does not divide into {replicas} replicas x {microbatches} microbatches; "
+            f"make it a multiple of {replicas * microbatches}"
+        )
+
+
+def _operations(config: Config, rules: Rules) -> Operations:
+    def constrain(x: jax.Array, *axes: str) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, partition_spec(axes, rules))
+
+    implementation = config.model.attention.implementation
+    return Operations(
+        constrain=constrain, attention=functools.partial(attention, implementation=implementation)
+    )
+
+
+def _batch_shape(config: Config) -> Batch:
+    shape = (config.train.global_batch_size, config.data.sequence_length)
+    integers, floats = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
+    return Batch(
+        tokens=integers, targets=integers, loss_weights=floats, segment_ids=integers, positions=integers
+    )
+
+
+def _state_specs(state: TrainState, specs: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    nowhere = PartitionSpec()
+    optimizer_specs = optax.tree_utils.tree_map_params(
+        optimizer,
+        lambda _, spec: spec,
+        state.optimizer_state,
+        specs,
+        transform_non_params=lambda _: nowhere,
+    )
+    variables = jax.tree.map(lambda _: nowhere, state.variables)
+    return TrainState(nowhere, specs, optimizer_specs, variables, nowhere, nowhere)
+
+
+def _with_shardings(shapes: Any, specs: Any, mesh: AnyMesh) -> Any:
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        shapes,
+        shardings(specs, mesh),
+    )
+
+
+def _shardings(shapes: Any) -> Any:
+    return jax.tree.map(lambda shape: shape.sharding, shapes)

@@ -1,0 +1,122 @@
+"""The folder of a run: what is in it, and whether a config may go on in it."""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from dseekjax.config import Config, load_config
+from dseekjax.errors import UserError
+
+CHANGEABLE = (
+    "run.dir",
+    "run.virtual_devices",
+    "run.profile_steps",
+    "run.peak_flops_per_device",
+    "train.steps",
+    "train.max_bad_steps",
+    "data.cache_dir",
+    "data.prefetch_batches",
+    "mesh.",
+    "checkpoint.",
+    "evaluation.",
+    "insight.",
+)
+"""Keys that a run may be resumed with other values of; what stands with a dot is a whole section."""
+
+
+class RunDirectory:
+    """Paths inside the folder, and the lock that keeps a second process out of it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tokenizer = self.path / "tokenizer.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.report = self.path / "report.html"
+        self.loss_plot = self.path / "loss.png"
+        self.tensorboard = self.path / "tensorboard"
+        self.profile = self.path / "profile"
+        self._lock: IO[str] | None = None
+
+    def acquire(self) -> None:
+        """Makes the folder and keeps other processes out until this one ends.
+
+        Raises:
+            UserError: the folder cannot be written, or another process trains in it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 - held until the process ends
+        except OSError as error:
+            raise UserError(
+                f"run.dir {self.path}: cannot write there ({error.strerror}); choose a folder that you may write"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"run.dir {self.path}: another process is training in it; wait for it, or choose another run.dir"
+            ) from error
+
+    def move_away(self) -> Path | None:
+        """Renames an existing folder so that a new run can take its name; tells the new name."""
+        if not self.path.exists():
+            return None
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        target = self.path.with_name(f"{self.path.name}.before-{stamp}")
+        count = 1
+        while target.exists():
+            count += 1
+            target = self.path.with_name(f"{self.path.name}.before-{stamp}-{count}")
+        self.acquire()
+        self.path.rename(target)
+        self._lock = None
+        return target
+
+    def refuse_other_config(self, config: Config) -> None:
+        """Raises UserError if the run in this folder began with a config that this one may not follow."""
+        if not self.config.is_file():
+            return
+        before, now = (_flat(c.model_dump(mode="json")) for c in (load_config(self.config), config))
+        changes = [
+            f"  {key}: {before.get(key)!r} then, {now.get(key)!r} now"
+            for key in sorted({*before, *now})
+            if before.get(key) != now.get(key) and not key.startswith(CHANGEABLE)
+        ]
+        if changes:
+            raise UserError(
+                f"run.dir {self.path} holds a run with another config; put these back, choose another run.dir, or start "
+                "over with --fresh:\n" + "\n".join(changes)
+            )
+
+    def write(self, path: Path, text: str) -> None:
+        """Replaces a file of the folder, whole or not at all.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            with open(partial, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.rename(path)
+        except OSError as error:
+            raise UserError(f"run.dir: cannot write {path} ({error.strerror}); make room or choose another") from error
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(values, dict):
+        items = values.items()
+    elif isinstance(values, list):
+        items = enumerate(values)
+    else:
+        return {prefix.rstrip("."): values}
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        flat |= _flat(value, f"{prefix}{key}.")
+    return flat

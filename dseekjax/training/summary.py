@@ -1,0 +1,47 @@
+"""What is about to run, in a few lines."""
+
+import importlib.metadata
+
+import jax
+
+from dseekjax.models.flops import parameter_count, training_flops_per_token
+from dseekjax.training.feed import bytes_per_device
+from dseekjax.training.program import Program
+from pallas_kernels.attention import choose_implementation
+
+PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
+
+
+def summarise(program: Program) -> str:
+    """Parameters, work, memory, mesh, devices and versions, a line each."""
+    config = program.config
+    length, batch = config.data.sequence_length, config.train.global_batch_size
+    flops = training_flops_per_token(config.model, length)
+    state = bytes_per_device(program.state_shape)
+    params = bytes_per_device(program.state_shape.params)
+    axes = " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items() if size > 1) or "one device"
+    attention = config.model.attention.implementation
+    if attention == "auto":
+        attention = choose_implementation(query_length=length, causal=True)
+    devices = jax.devices()
+    lines = {
+        "model": f"{config.model.kind}, {config.model.num_layers} layers of width {config.model.embed_dim}, "
+        f"{attention} attention",
+        "parameters": f"{parameter_count(config.model):,}",
+        "FLOPs per token": f"{flops:.3g} forward and backward, {flops * length * batch:.3g} per step",
+        "batch": f"{batch} sequences of {length} tokens in {config.train.num_microbatches} microbatch(es), "
+        f"{config.precision.compute_dtype}",
+        "memory": f"{_size(state)} of state per device, {_size(params)} of it parameters; activations come on top",
+        "mesh": axes,
+        "devices": f"{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es)",
+        "versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("dseekjax", *PACKAGES)),
+    }
+    return "\n".join(f"{name:<16} {value}" for name, value in lines.items())
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"

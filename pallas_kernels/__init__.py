@@ -1,0 +1,1 @@
+"""Accelerator kernels with plain-JAX references. Usable without the rest of this repository."""
