@@ -100,7 +100,9 @@ def recipe_path(name: str) -> Path:
     folder = next(folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir())
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        raise UserError(f"--model {name}: no such recipe; there are {sorted(file.stem for file in folder.glob('*.yaml'))}")
+        raise UserError(
+            f"--model {name}: no such recipe; there are {sorted(file.stem for file in folder.glob('*.yaml'))}"
+        )
     return path
 
 
@@ -158,5 +160,7 @@ def _child(place: Any, name: str, key: str) -> Any:
 def _item(place: Any, name: str, key: str) -> int:
     length = len(place) if isinstance(place, list) else 0
     if not name.isdigit() or int(name) >= length:
-        raise UserError(f"{key}: the config file's list has {length} items there; give the whole list, or an item it has")
+        raise UserError(
+            f"{key}: the config file's list has {length} items there; give the whole list, or an item it has"
+        )
     return int(name)

@@ -70,9 +70,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
 
     tell(summary)
     tell(f"run directory    {directory.path}")
-    prepared = prepare(
-        config.data, vocabulary_size=config.model.vocabulary_size, kept_tokenizer=directory.tokenizer
-    )
+    prepared = prepare(config.data, vocabulary_size=config.model.vocabulary_size, kept_tokenizer=directory.tokenizer)
     if jax.process_index() == 0:
         directory.write(directory.tokenizer, prepared.tokenizer.to_str())
         directory.write(directory.config, dump_config(config))
@@ -108,9 +106,7 @@ def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirec
     return directory
 
 
-def _feed(
-    config: Config, program: Program, prepared: PreparedData
-) -> Callable[[int], Iterator[dict[str, Any]]]:
+def _feed(config: Config, program: Program, prepared: PreparedData) -> Callable[[int], Iterator[dict[str, Any]]]:
     batches = TrainingBatches(
         sources=[Records(corpus, config.data.sequence_length) for corpus in prepared.training],
         weights=[source.weight for source in config.data.sources],

@@ -44,7 +44,9 @@ class CheckpointHook(Hook):
                 state, data = self._store.restore(step, self._state_shape)
             except DamagedCheckpointError as error:
                 place = self._store.set_aside(step)
-                self._tell(f"The checkpoint of step {step} is damaged ({error}); moved it to {place}, trying the one before.")
+                self._tell(
+                    f"The checkpoint of step {step} is damaged ({error}); moved it to {place}, trying the one before."
+                )
                 continue
             if data["identity"] != context.data["identity"]:
                 raise UserError(

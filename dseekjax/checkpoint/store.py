@@ -107,9 +107,7 @@ class CheckpointStore:
             _refuse_other_model(self._directory / str(step), saved[item], wanted)
         arguments = {item: ocp.args.StandardRestore(wanted) for item, wanted in shapes.items()}
         try:
-            restored = self._manager.restore(
-                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **arguments)
-            )
+            restored = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **arguments))
             meta = restored["meta"]
             found = {item: checksums(restored[item]) for item in shapes}
         except Exception as error:

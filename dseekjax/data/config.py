@@ -1,6 +1,7 @@
 """What is read, and how it is cut into sequences."""
 
 import re
+
 from pydantic import Field, field_validator
 
 from dseekjax.section import Section
@@ -38,7 +39,8 @@ class DataConfig(Section):
     )
     sequence_length: int = Field(1024, gt=0, description="Tokens per sequence.")
     tokenizer: str = Field(
-        "bytes", description="bytes, train:N (a byte-pair vocabulary of N learned from the sources), or a tokenizer.json."
+        "bytes",
+        description="bytes, train:N (a byte-pair vocabulary of N learned from the sources), or a tokenizer.json.",
     )
     end_of_document: str = Field("<|endoftext|>", description="Token put after each document.")
     cache_dir: str = Field("~/.cache/dseekjax", description="Where tokenised corpora are kept for the next run.")

@@ -39,13 +39,12 @@ class Corpus:
         return self.manifest["sha256"]
 
 
-def write_corpus(
-    path: Path, documents: Sequence[str], tokenizer: tokenizers.Tokenizer, end_token: int
-) -> None:
+def write_corpus(path: Path, documents: Sequence[str], tokenizer: tokenizers.Tokenizer, end_token: int) -> None:
     """Tokenises `documents` into a new corpus at `path`, which appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    partial = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
         offsets, digest = [0], hashlib.sha256()
         with open(partial / "tokens.bin", "wb") as file:
@@ -73,9 +72,12 @@ def write_corpus(
             if not (path / "manifest.json").is_file():
                 raise
     except OSError as error:
-        raise UserError(f"data.cache_dir: cannot write {path} ({error.strerror}); make room or choose another") from error
+        raise UserError(
+            f"data.cache_dir: cannot write {path} ({error.strerror}); make room or choose another"
+        ) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _encode(documents: Sequence[str], tokenizer: tokenizers.Tokenizer) -> Iterator[list[int]]:

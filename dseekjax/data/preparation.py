@@ -99,5 +99,3 @@ def _corpus(
     if not path.is_dir():
         write_corpus(path, documents, tokenizer, end_token)
     return open_corpus(path)
-
-

@@ -27,9 +27,7 @@ class TerminalHook(Hook):
     def on_start(self, context: Context) -> None:
         self._total = context.total_steps
         self._began: float | None = None
-        self._task = self._progress.add_task(
-            "training", total=self._total, completed=context.step, status="compiling"
-        )
+        self._task = self._progress.add_task("training", total=self._total, completed=context.step, status="compiling")
         self._progress.start()
 
     def on_record(self, record: Record) -> None:

@@ -67,9 +67,7 @@ class Decoder(nnx.Module):
         self.operations = operations
         self.token_embedding = Embedding(config.vocabulary_size, config, "vocab", rngs)
         learned = config.positions == "learned"
-        self.position_embedding = (
-            Embedding(config.max_positions, config, "positions", rngs) if learned else None
-        )
+        self.position_embedding = Embedding(config.max_positions, config, "positions", rngs) if learned else None
         stack = nnx.vmap(
             lambda layer_rngs: Block(config, operations, layer_rngs),
             transform_metadata={nnx.PARTITION_NAME: "layer"},
@@ -78,9 +76,7 @@ class Decoder(nnx.Module):
         self.final_norm = build_norm(config, rngs)
         self.unembedding = None if config.tied_embeddings else Embedding(config.vocabulary_size, config, "vocab", rngs)
 
-    def embed(
-        self, batch: Batch, keys: Key[Array, "batch"] | None = None
-    ) -> Float[Array, "batch seq embed"]:
+    def embed(self, batch: Batch, keys: Key[Array, "batch"] | None = None) -> Float[Array, "batch seq embed"]:
         """Looks up tokens (and learned positions); `keys` (one per example) turn dropout on."""
         x = self.operations.embed_lookup(self.token_embedding.embedding[...], batch.tokens)
         if self.position_embedding is not None:

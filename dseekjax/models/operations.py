@@ -23,9 +23,7 @@ def contract(
     return jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
 
 
-def take_rows(
-    table: Float[Array, "rows embed"], indices: Int[Array, "batch seq"]
-) -> Float[Array, "batch seq embed"]:
+def take_rows(table: Float[Array, "rows embed"], indices: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
     """Looks `indices` up in `table`; an index out of range gives NaN rather than a wrong row."""
     return table.at[indices].get(mode="fill", fill_value=jnp.nan)
 

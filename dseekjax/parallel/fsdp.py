@@ -9,9 +9,7 @@ from jaxtyping import Array, Float
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def gather(
-    parameter: Float[Array, "..."], resting: PartitionSpec, gathered: PartitionSpec
-) -> Float[Array, "..."]:
+def gather(parameter: Float[Array, "..."], resting: PartitionSpec, gathered: PartitionSpec) -> Float[Array, "..."]:
     """Changes the placement of a parameter from `resting` to `gathered`, and of its gradient back.
 
     A plain sharding constraint would hold the gradient in the gathered placement too: an all-reduce where a
@@ -20,15 +18,11 @@ def gather(
     return jax.lax.with_sharding_constraint(parameter, gathered)
 
 
-def _forward(
-    parameter: jax.Array, resting: PartitionSpec, gathered: PartitionSpec
-) -> tuple[jax.Array, None]:
+def _forward(parameter: jax.Array, resting: PartitionSpec, gathered: PartitionSpec) -> tuple[jax.Array, None]:
     return gather(parameter, resting, gathered), None
 
 
-def _backward(
-    resting: PartitionSpec, gathered: PartitionSpec, _: None, gradient: jax.Array
-) -> tuple[jax.Array]:
+def _backward(resting: PartitionSpec, gathered: PartitionSpec, _: None, gradient: jax.Array) -> tuple[jax.Array]:
     return (jax.lax.with_sharding_constraint(gradient, resting),)
 
 

@@ -30,9 +30,7 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     if -1 in sizes.values():
         return {axis: num_devices // fixed if size == -1 else size for axis, size in sizes.items()}
     if fixed != num_devices:
-        raise UserError(
-            f"{wanted} uses {fixed} of the {num_devices} devices; set one axis to -1 to use them all"
-        )
+        raise UserError(f"{wanted} uses {fixed} of the {num_devices} devices; set one axis to -1 to use them all")
     return sizes
 
 

@@ -11,9 +11,7 @@ class RunConfig(Section):
     virtual_devices: int = Field(
         0, ge=0, description="Run on this many virtual CPU devices instead of what the machine has; 0 is off."
     )
-    profile_steps: int = Field(
-        0, ge=0, description="Steps to trace into run.dir/profile, from the third on; 0 is off."
-    )
+    profile_steps: int = Field(0, ge=0, description="Steps to trace into run.dir/profile, from the third on; 0 is off.")
     peak_flops_per_device: float | None = Field(
         None, gt=0, description="Peak FLOP/s of one device, for mfu; null takes it from a table of GPUs."
     )
@@ -23,7 +21,9 @@ class TrainConfig(Section):
     steps: int = Field(1000, gt=0, description="Optimizer steps of the whole run.")
     global_batch_size: int = Field(16, gt=0, description="Sequences per step, over all devices and microbatches.")
     num_microbatches: int = Field(1, gt=0, description="Parts that a step's batch is worked through in.")
-    max_bad_steps: int = Field(10, gt=0, description="Steps in a row with a non-finite loss or gradient that stop a run.")
+    max_bad_steps: int = Field(
+        10, gt=0, description="Steps in a row with a non-finite loss or gradient that stop a run."
+    )
     initialize_from: str | None = Field(
         None, description="Run directory whose parameters a new run starts from; null starts at random."
     )

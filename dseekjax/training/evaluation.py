@@ -27,9 +27,7 @@ def build_evaluation(
     count = len(batches) if max_batches is None else min(max_batches, len(batches))
 
     def evaluate(state: TrainState) -> Record:
-        sums = [
-            program.eval_step(state, to_devices(batches[i], rows, program.batch_shape)) for i in range(count)
-        ]
+        sums = [program.eval_step(state, to_devices(batches[i], rows, program.batch_shape)) for i in range(count)]
         loss = sum(float(each["loss"]) for each in sums) / sum(float(each["weight"]) for each in sums)
         return {"eval_loss": loss, "eval_bits_per_byte": loss / math.log(2) / bytes_per_token}
 

@@ -26,9 +26,7 @@ class Forward:
     """Where each parameter rests, seen from inside the manual axes."""
     memory: MemoryConfig
 
-    def __call__(
-        self, params: Any, variables: Any, batch: Batch, keys: Key[Array, "batch"] | None = None
-    ) -> Sums:
+    def __call__(self, params: Any, variables: Any, batch: Batch, keys: Key[Array, "batch"] | None = None) -> Sums:
         """Runs all layers; `keys`, one per example, turn dropout on."""
         outer, outer_specs = _without_runs(params), _without_runs(self.specs)
         model = nnx.merge(self.graphdef, {**gather_tree(outer, outer_specs), "runs": params["runs"]}, variables)

@@ -111,9 +111,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
         ),
-        eval_step=jax.jit(
-            step.evaluate, in_shardings=(state_shardings, batch_shardings), out_shardings=replicated
-        ),
+        eval_step=jax.jit(step.evaluate, in_shardings=(state_shardings, batch_shardings), out_shardings=replicated),
     )
 
 
@@ -132,17 +130,13 @@ def _operations(config: Config, rules: Rules) -> Operations:
         return jax.lax.with_sharding_constraint(x, partition_spec(axes, rules))
 
     implementation = config.model.attention.implementation
-    return Operations(
-        constrain=constrain, attention=functools.partial(attention, implementation=implementation)
-    )
+    return Operations(constrain=constrain, attention=functools.partial(attention, implementation=implementation))
 
 
 def _batch_shape(config: Config) -> Batch:
     shape = (config.train.global_batch_size, config.data.sequence_length)
     integers, floats = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
-    return Batch(
-        tokens=integers, targets=integers, loss_weights=floats, segment_ids=integers, positions=integers
-    )
+    return Batch(tokens=integers, targets=integers, loss_weights=floats, segment_ids=integers, positions=integers)
 
 
 def _state_specs(state: TrainState, specs: Any, optimizer: optax.GradientTransformation) -> TrainState:

@@ -24,7 +24,9 @@ class _Pending:
 class PendingRecords:
     """Fetches the metrics of a step when a later step has been handed out, so that devices never wait for the host."""
 
-    def __init__(self, emit: Callable[[Record], None], tokens_per_step: int, flops_per_token: float, peak: float | None):
+    def __init__(
+        self, emit: Callable[[Record], None], tokens_per_step: int, flops_per_token: float, peak: float | None
+    ):
         """
         Args:
             emit: takes each finished record, in order.

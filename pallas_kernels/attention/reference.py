@@ -51,7 +51,5 @@ def reference_attention(
     scale: float,
 ) -> Float[Array, "batch query_length heads value_dim"]:
     """See `pallas_kernels.attention.attention`."""
-    mask = visible(
-        jnp.arange(query.shape[1]), jnp.arange(key.shape[1]), query_segment_ids, key_segment_ids, causal
-    )
+    mask = visible(jnp.arange(query.shape[1]), jnp.arange(key.shape[1]), query_segment_ids, key_segment_ids, causal)
     return masked_attention(query, key, value, mask, scale)

@@ -57,9 +57,7 @@ def chunked_cross_entropy(
     wide_kernel = kernel.astype(jnp.float32)
 
     @jax.checkpoint
-    def add_chunk(
-        loss_sum: jax.Array, piece: tuple[jax.Array, jax.Array, jax.Array]
-    ) -> tuple[jax.Array, None]:
+    def add_chunk(loss_sum: jax.Array, piece: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         x_chunk, target_chunk, weight_chunk = piece
         logits = project(x_chunk, wide_kernel.astype(kernel.dtype))
         losses = token_cross_entropy(logits, target_chunk)

@@ -1,0 +1,35 @@
+"""Eight virtual CPU devices for every test, and a model small enough to compile often."""
+
+import os
+import sys
+from pathlib import Path
+
+# Before JAX starts. Programs here run a few steps: quick to compile counts for more than quick to run.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+
+REPOSITORY = Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY / "scripts" / "references"))
+sys.path.insert(0, str(REPOSITORY))
+
+hypothesis.settings.register_profile("default", deadline=None, max_examples=30, derandomize=True)
+hypothesis.settings.load_profile("default")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests that take long, too")
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        skip = pytest.mark.skip(reason="takes long; give --slow")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(skip)
