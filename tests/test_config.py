@@ -29,7 +29,9 @@ def test_recipe_has_not_drifted(recipe, request):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_printed_config_loads_again_identically(recipe, tmp_path):
-    config = load_config(recipe_path(recipe), ["optimizer.schedule.kind=wsd", "data.evaluation_sources=[{path: a.txt}]"])
+    config = load_config(
+        recipe_path(recipe), ["optimizer.schedule.kind=wsd", "data.evaluation_sources=[{path: a.txt}]"]
+    )
     (tmp_path / "c.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "c.yaml") == config
 

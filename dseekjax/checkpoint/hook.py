@@ -50,8 +50,8 @@ class CheckpointHook(Hook):
                 continue
             if data["identity"] != context.data["identity"]:
                 raise UserError(
-                    "data.sources: the text or its tokens changed since this run began; put back what it began with, or "
-                    "choose another run.dir"
+                    "data.sources: the text or its tokens changed since this run began; put back what it began with, "
+                    "or choose another run.dir"
                 )
             self._saved_step = step
             self._tell(f"Resuming from step {step}.")
@@ -103,7 +103,7 @@ class InitializeHook(Hook):
             return None
         if not self._directory.is_dir():
             raise UserError(
-                f"train.initialize_from {self._directory.parent}: no run with checkpoints there; give a run.dir of a run"
+                f"train.initialize_from {self._directory.parent}: no run with checkpoints there; give one's run.dir"
             )
         store = CheckpointStore(self._directory, CheckpointConfig(keep_last=1 << 30))
         try:

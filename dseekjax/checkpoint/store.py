@@ -30,6 +30,11 @@ class CheckpointStore:
             kept.append(preservation_policy.EveryNSteps(config.keep_every))
         self._manager = ocp.CheckpointManager(
             self._directory,
+            item_handlers={
+                "params": ocp.StandardCheckpointHandler(),
+                "state": ocp.StandardCheckpointHandler(),
+                "meta": ocp.JsonCheckpointHandler(),
+            },
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=preservation_policy.AnyPreservationPolicy(kept),
                 enable_async_checkpointing=True,
@@ -38,7 +43,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps with a whole checkpoint, oldest first."""
-        return sorted(self._manager.all_steps(read=True))
+        return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: TrainState, data: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Copies `state` out of the devices and writes it in the background.
@@ -133,8 +138,8 @@ def _refuse_other_model(path: Path, saved: Mapping[str, Any], wanted: Mapping[st
             here = "has no such array" if ours is None else f"needs {ours}"
             there = "is missing there" if theirs is None else f"is {theirs} there"
             raise UserError(
-                f"the checkpoint {path} is of another model: {name} {there}, this config {here}; use the config that it "
-                "was trained with, or another run.dir"
+                f"the checkpoint {path} is of another model: {name} {there}, this config {here}; use the config that "
+                "it was trained with, or another run.dir"
             )
 
 
@@ -152,8 +157,8 @@ class _SavingErrors:
             kept = latest_step(self._directory)
             go_on = "from the start" if kept is None else f"from step {kept}"
             raise UserError(
-                f"cannot save a checkpoint to {self._directory} ({_first_line(error)}); make room there or choose another "
-                f"run.dir, and run again: training goes on {go_on}"
+                f"cannot save a checkpoint to {self._directory} ({_first_line(error)}); make room there or choose "
+                f"another run.dir, and run again: training goes on {go_on}"
             ) from error
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +40,7 @@ class MetricsHook(Hook):
     At a start, records after the restored step are dropped: the steps they are of will be done again.
     """
 
-    def __init__(self, path: Path, writers: list[Writer]) -> None:
+    def __init__(self, path: Path, writers: Sequence[Writer]) -> None:
         """
         Args:
             path: of the file.
@@ -97,9 +97,9 @@ class MetricsHook(Hook):
             finally:
                 if isinstance(item, threading.Event):
                     item.set()
-        for closing in (self._file, *self._writers):
+        for close in (self._file.close, *(writer.close for writer in self._writers)):
             try:
-                closing.close()
+                close()
             except OSError as error:
                 self._failure = self._failure or error
 
@@ -109,8 +109,8 @@ class MetricsHook(Hook):
 
     def _error(self, error: OSError) -> UserError:
         return UserError(
-            f"run.dir: cannot write {self._path} ({error.strerror}); make room there and run again, training goes on from "
-            "the last checkpoint"
+            f"run.dir: cannot write {self._path} ({error.strerror}); make room there and run again, training goes "
+            "on from the last checkpoint"
         )
 
 

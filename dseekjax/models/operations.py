@@ -1,6 +1,5 @@
 """What a model asks of its surroundings. The defaults are local; `training.program` fills in the others."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +32,6 @@ class Operations:
     """A frozen bundle of functions: how mesh, precision and kernels reach a model that knows none of them."""
 
     constrain: Callable[..., jax.Array] = keep
-    attention: Callable[..., jax.Array] = functools.partial(dot_product_attention, implementation="auto")
+    attention: Callable[..., jax.Array] = dot_product_attention
     dense: Callable[..., jax.Array] = contract
     embed_lookup: Callable[[jax.Array, jax.Array], jax.Array] = take_rows

@@ -25,6 +25,6 @@ def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
 def clip_by_global_norm(gradients: Any, max_norm: float) -> tuple[Any, Float[Array, ""]]:
     """Scales all gradients so that their joint norm is at most `max_norm`; returns them and the norm before."""
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     factor = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-30))
     return jax.tree.map(lambda gradient: gradient * factor, gradients), norm

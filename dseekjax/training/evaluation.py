@@ -1,19 +1,28 @@
 """Loss on held-out data."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from dseekjax.training.feed import rows_of_process, to_devices
 from dseekjax.training.hooks import Record
 from dseekjax.training.program import Program
 from dseekjax.training.state import TrainState
 
+
+class Batches(Protocol):
+    """Random access to this process's rows of each batch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+
 Evaluation = Callable[[TrainState], Record]
 
 
 def build_evaluation(
-    program: Program, batches: Sequence[dict[str, Any]], *, bytes_per_token: float, max_batches: int | None
+    program: Program, batches: Batches, *, bytes_per_token: float, max_batches: int | None
 ) -> Evaluation:
     """A function from a state to `eval_loss` (nats per token) and `eval_bits_per_byte`.
 

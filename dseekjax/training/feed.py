@@ -15,14 +15,14 @@ def rows_of_process(batch_shape: Batch) -> Int[np.ndarray, "rows"]:
     shape = batch_shape.tokens
     places = shape.sharding.addressable_devices_indices_map(shape.shape).values()
     rows = np.arange(shape.shape[0])
-    return np.unique(np.concatenate([rows[place[0]] for place in places]))
+    return np.unique(np.concatenate([rows[place[0]] for place in places if place is not None]))
 
 
 def to_devices(fields: dict[str, np.ndarray], rows: Int[np.ndarray, "rows"], batch_shape: Batch) -> Batch:
     """Global arrays from the fields of this process's `rows`."""
 
     def place(local: np.ndarray, shape: Any) -> jax.Array:
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(shape.shape[0])
             first = int(np.searchsorted(rows, start))
             return local[(slice(first, first + stop - start), *index[1:])]

@@ -34,7 +34,8 @@ class Forward:
         reported: Sums = {}
         first = 1
         for i, run in enumerate(model.runs):
-            block_graphdef, stacked = nnx.split(run)
+            block_graphdef, block_state = nnx.split(run)
+            stacked = nnx.to_pure_dict(block_state)
             layer_specs = jax.tree.map(lambda spec: jax.P(*spec[1:]), self.specs["runs"][i])
 
             def layer(
@@ -45,7 +46,6 @@ class Forward:
                 x, _, auxiliary = block.block(x, batch, None, _fold(keys, number))
                 return x, auxiliary
 
-            stacked = nnx.to_pure_dict(stacked)
             count = jax.tree.leaves(stacked)[0].shape[0]
             x, auxiliary = scan_layers(layer, x, (stacked, first + jnp.arange(count)), self.memory)
             first += count

@@ -3,6 +3,7 @@
 import signal
 import threading
 from types import FrameType, TracebackType
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -13,7 +14,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self._previous: dict[signal.Signals, signal.Handlers] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():

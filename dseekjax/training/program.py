@@ -1,5 +1,6 @@
 """`build_program`: from a config and any devices to everything that is jitted."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -66,19 +67,19 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     def new_model(key: jax.Array) -> Decoder:
         return Decoder(config.model, operations, nnx.Rngs(params=key))
 
-    graphdef, param_state, variable_state = nnx.split(nnx.eval_shape(new_model, jax.random.key(0)), nnx.Param, ...)
+    graphdef, param_state, *_ = nnx.split(nnx.eval_shape(new_model, jax.random.key(0)), nnx.Param, ...)
     specs = parameter_specs(param_state, RULES, mesh)
     optimizer = build_optimizer(config.optimizer)
 
     def init() -> TrainState:
         init_key, step_key = jax.random.split(jax.random.key(config.run.seed))
-        _, params, variables = nnx.split(new_model(init_key), nnx.Param, ...)
-        params = nnx.to_pure_dict(params)
+        _, *states = nnx.split(new_model(init_key), nnx.Param, ...)
+        params, variables = map(nnx.to_pure_dict, states)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             params=params,
             optimizer_state=optimizer.init(params),
-            variables=nnx.to_pure_dict(variables),
+            variables=variables,
             rng=jax.random.key_data(step_key),
             bad_steps=jnp.zeros((), jnp.int32),
         )
@@ -86,7 +87,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     state_specs = _state_specs(jax.eval_shape(init), specs, optimizer)
     state_shape = _with_shardings(jax.eval_shape(init), state_specs, mesh)
     batch_spec = partition_spec(("batch", "sequence"), RULES)
-    batch_shape = _with_shardings(_batch_shape(config), Batch(*[batch_spec] * 5), mesh)
+    batch_shape = _with_shardings(_batch_shape(config), _batch_of(batch_spec), mesh)
     step = Step(
         mesh=mesh,
         forward=Forward(graphdef, parameter_specs(param_state, inner_rules, mesh), config.memory),
@@ -133,14 +134,19 @@ def _operations(config: Config, rules: Rules) -> Operations:
     return Operations(constrain=constrain, attention=functools.partial(attention, implementation=implementation))
 
 
+def _batch_of(value: Any) -> Batch:
+    return Batch(**dict.fromkeys(Batch.__dataclass_fields__, value))
+
+
 def _batch_shape(config: Config) -> Batch:
     shape = (config.train.global_batch_size, config.data.sequence_length)
-    integers, floats = jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
-    return Batch(tokens=integers, targets=integers, loss_weights=floats, segment_ids=integers, positions=integers)
+    integers = jax.ShapeDtypeStruct(shape, jnp.int32)
+    weights: Any = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return dataclasses.replace(_batch_of(integers), loss_weights=weights)
 
 
 def _state_specs(state: TrainState, specs: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    nowhere = PartitionSpec()
+    nowhere: Any = PartitionSpec()
     optimizer_specs = optax.tree_utils.tree_map_params(
         optimizer,
         lambda _, spec: spec,

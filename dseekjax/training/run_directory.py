@@ -3,6 +3,7 @@
 import fcntl
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -88,8 +89,8 @@ class RunDirectory:
         ]
         if changes:
             raise UserError(
-                f"run.dir {self.path} holds a run with another config; put these back, choose another run.dir, or start "
-                "over with --fresh:\n" + "\n".join(changes)
+                f"run.dir {self.path} holds a run with another config; put these back, choose another run.dir, or "
+                "start over with --fresh:\n" + "\n".join(changes)
             )
 
     def write(self, path: Path, text: str) -> None:
@@ -110,6 +111,7 @@ class RunDirectory:
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    items: Iterable[tuple[Any, Any]]
     if isinstance(values, dict):
         items = values.items()
     elif isinstance(values, list):

@@ -20,7 +20,7 @@ def summarise(program: Program) -> str:
     state = bytes_per_device(program.state_shape)
     params = bytes_per_device(program.state_shape.params)
     axes = " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items() if size > 1) or "one device"
-    attention = config.model.attention.implementation
+    attention: str = config.model.attention.implementation
     if attention == "auto":
         attention = choose_implementation(query_length=length, causal=True)
     devices = jax.devices()

@@ -1,6 +1,5 @@
 """The imperative shell around a Program: feed, record, evaluate, and let hooks save and show."""
 
-import dataclasses
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -78,21 +77,20 @@ class Trainer:
         context = self._context(0, None)
         for hook in self._hooks:
             context = hook.on_start(context) or context
-        if context.state is None:
-            context = dataclasses.replace(context, state=self.program.init())
         return context
 
     def _run(self, context: Context) -> Context:
         config, program = self.program.config, self.program
         rows = rows_of_process(program.batch_shape)
         batches = self._feed(context.step)
+        state = context.state or program.init()
         with Interruption() as interruption:
             while context.step < context.total_steps and not context.last:
                 self._records.resume()
                 waiting = time.perf_counter()
                 batch = to_devices(next(batches), rows, program.batch_shape)
                 waited = time.perf_counter() - waiting
-                state, metrics = program.train_step(context.state, batch)
+                state, metrics = program.train_step(state, batch)
                 step = context.step + 1
                 last = step == context.total_steps or interruption.stop_after(step)
                 context = self._context(step, state, last)
@@ -116,9 +114,9 @@ class Trainer:
         limit = self.program.config.train.max_bad_steps
         if (record["bad_steps"] or 0) >= limit:
             raise TrainingStoppedError(
-                f"stopped at step {record['step']:.0f}: the loss or its gradient was not finite for {limit} steps in a row; "
-                "the checkpoints before are kept: lower optimizer.learning_rate or look at the data, and start a new run "
-                "from them with train.initialize_from"
+                f"stopped at step {record['step']:.0f}: the loss or its gradient was not finite for {limit} steps in a "
+                "row; the last good checkpoint is kept: lower optimizer.learning_rate or look at the data, and start a "
+                "new run from it with train.initialize_from"
             )
 
     def _flush(self) -> None:

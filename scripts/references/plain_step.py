@@ -1,7 +1,7 @@
 """A GPT-2 and its AdamW step in plain JAX: one page, no layer library, nothing of dseekjax.
 
-Parameters are a dict: `tokens [vocab, d]`, `positions [seq, d]`, `final_norm`, and `layers`, a list of dicts. A batch is a
-dict of `tokens, targets, loss_weights, segment_ids, positions`, each `[batch, seq]`.
+Parameters are a dict: `tokens [vocab, d]`, `positions [seq, d]`, `final_norm`, and `layers`, a list of dicts. A batch
+is a dict of `tokens, targets, loss_weights, segment_ids, positions`, each `[batch, seq]`.
 """
 
 import functools

@@ -27,7 +27,9 @@ def sources(lengths_of_each, sequence_length):
 documents = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
 
-@given(st.lists(documents, min_size=1, max_size=3), st.integers(0, 1 << 30), st.sampled_from([1, 2, 4]), st.integers(1, 3))
+@given(
+    st.lists(documents, min_size=1, max_size=3), st.integers(0, 1 << 30), st.sampled_from([1, 2, 4]), st.integers(1, 3)
+)
 def test_any_number_of_hosts_reads_slices_of_the_same_batch(lengths, seed, hosts, number):
     mixed = sources([[*each, 10] for each in lengths], 8)
     weights = [1.0 + i for i in range(len(mixed))]
@@ -69,7 +71,9 @@ def test_fields_tell_documents_apart(lengths, sequence_length):
 def test_evaluation_reads_everything_once_and_fills_up_with_rows_that_do_not_count():
     two = sources([[23, 14], [45]], 5)
     batches = EvaluationBatches(two, 8, np.arange(8))
-    seen = [batch["tokens"][batch["segment_ids"][:, 0] > 0][:, 0] for batch in (batches[i] for i in range(len(batches)))]
+    seen = [
+        batch["tokens"][batch["segment_ids"][:, 0] > 0][:, 0] for batch in (batches[i] for i in range(len(batches)))
+    ]
     expected = [i * 5 for i in range(len(two[0]))] + [100_000 + i * 5 for i in range(len(two[1]))]
     assert np.concatenate(seen).tolist() == expected
     assert batches[len(batches) - 1]["loss_weights"][-1].sum() == 0
@@ -85,5 +89,5 @@ def test_prefetched_batches_start_anywhere():
 
 
 def test_a_source_shorter_than_a_sequence_is_refused():
-    with pytest.raises(UserError, match="data.sequence_length 64 is longer than a source, which has 10 tokens"):
+    with pytest.raises(UserError, match=r"data.sequence_length 64 is longer than a source, which has 10 tokens"):
         Records(corpus([10]), 64)

@@ -93,11 +93,11 @@ def test_missing_files_and_misfits_are_refused(text, tmp_path):
         prepare(config(tmp_path / "none", tmp_path), vocabulary_size=257)
     with pytest.raises(UserError, match="there is no builtin:ulysses"):
         prepare(config("builtin:ulysses", tmp_path), vocabulary_size=257)
-    with pytest.raises(UserError, match="model.vocabulary_size 100 is smaller than the tokenizer's 257"):
+    with pytest.raises(UserError, match=r"model.vocabulary_size 100 is smaller than the tokenizer's 257"):
         prepare(config(text, tmp_path), vocabulary_size=100)
     with pytest.raises(UserError, match="there is no file"):
         prepare(config(text, tmp_path, tokenizer="nowhere.json"), vocabulary_size=257)
-    with pytest.raises(UserError, match="not a tokenizer.json"):
+    with pytest.raises(UserError, match=r"not a tokenizer\.json"):
         prepare(config(text, tmp_path, tokenizer=str(text)), vocabulary_size=257)
     kept = tmp_path / "tokenizer.json"
     bytes_tokenizer("</s>").save(str(kept))
@@ -109,11 +109,11 @@ def test_a_damaged_corpus_is_found_before_training(text, tmp_path):
     path = prepare(config(text, tmp_path), vocabulary_size=257).training[0].path
     size = (path / "tokens.bin").stat().st_size
     os.truncate(path / "tokens.bin", size - 2)
-    with pytest.raises(UserError, match=f"damaged: tokens.bin has {size - 2} bytes of {size}; remove"):
+    with pytest.raises(UserError, match=rf"damaged: tokens\.bin has {size - 2} bytes of {size}; remove"):
         prepare(config(text, tmp_path), vocabulary_size=257)
     os.truncate(path / "tokens.bin", size)
     np.save(path / "offsets.npy", np.arange(3))
-    with pytest.raises(UserError, match="offsets.npy does not fit"):
+    with pytest.raises(UserError, match=r"offsets.npy does not fit"):
         prepare(config(text, tmp_path), vocabulary_size=257)
     (path / "manifest.json").write_text(json.dumps({})[:1])
     with pytest.raises(UserError, match="damaged"):
@@ -122,5 +122,5 @@ def test_a_damaged_corpus_is_found_before_training(text, tmp_path):
 
 def test_a_file_where_the_cache_should_be_is_refused(text, tmp_path):
     (tmp_path / "cache").write_text("")
-    with pytest.raises(UserError, match="data.cache_dir"):
+    with pytest.raises(UserError, match=r"data\.cache_dir"):
         prepare(config(text, tmp_path), vocabulary_size=257)

@@ -43,9 +43,7 @@ def test_blocked_has_the_gradient_of_reference(length, monkeypatch):
     q, k, v, segments = inputs(2, length, 4, 2, seed=0)
 
     def loss(arrays, implementation):
-        out = attention(
-            *arrays, query_segment_ids=segments, key_segment_ids=segments, implementation=implementation
-        )
+        out = attention(*arrays, query_segment_ids=segments, key_segment_ids=segments, implementation=implementation)
         return jnp.sin(out).sum()
 
     expected, found = (jax.grad(loss)((q, k, v), name) for name in ("reference", "blocked"))

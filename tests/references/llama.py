@@ -30,7 +30,11 @@ def logits(params, tokens, positions, segment_ids, theta):
         x = x + np.einsum("bshd,hde->bse", mixed, p["attention"]["output"]["kernel"])
         h = rms_norm(x, p["feed_forward_norm"]["scale"])
         gate = h @ p["feed_forward"]["gate"]["kernel"]
-        x = x + (gate / (1 + np.exp(-gate)) * (h @ p["feed_forward"]["up"]["kernel"])) @ p["feed_forward"]["down"]["kernel"]
+        x = (
+            x
+            + (gate / (1 + np.exp(-gate)) * (h @ p["feed_forward"]["up"]["kernel"]))
+            @ p["feed_forward"]["down"]["kernel"]
+        )
     return rms_norm(x, params["final_norm"]["scale"]) @ params["unembedding"]["embedding"].T
 
 

@@ -39,5 +39,6 @@ class RMSNorm(nnx.Module):
 
 def build_norm(config: DecoderConfig, rngs: nnx.Rngs) -> LayerNorm | RMSNorm:
     """The norm that `config.norm` names."""
-    kind = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[config.norm]
-    return kind(config.embed_dim, config.norm_epsilon, rngs)
+    if config.norm == "layer_norm":
+        return LayerNorm(config.embed_dim, config.norm_epsilon, rngs)
+    return RMSNorm(config.embed_dim, config.norm_epsilon, rngs)

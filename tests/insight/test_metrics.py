@@ -1,0 +1,91 @@
+"""The metrics file across crashes, and what is made from it."""
+
+import errno
+import json
+
+import pytest
+
+from dseekjax.errors import UserError
+from dseekjax.insight.metrics import MetricsHook, read_records
+from dseekjax.insight.report import write_report
+from dseekjax.training.hooks import Context
+
+
+def record(step, loss=1.5):
+    return {
+        "step": step,
+        "loss": loss,
+        "bad_steps": 0.0,
+        "tokens_per_second": 10.0,
+        "step_seconds": 0.5,
+        "data_wait_seconds": 0.0,
+    }
+
+
+class Collect:
+    def __init__(self, failing=False):
+        self.records, self.failing = [], failing
+
+    def write(self, record):
+        if self.failing:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.records.append(record)
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def write(path, steps, restored_step=0, writers=()):
+    hook = MetricsHook(path, writers)
+    hook.on_start(Context(restored_step, 100, {}))
+    for step in steps:
+        hook.on_record(record(step, 1 / (step + 1)))
+    hook.flush()
+    hook.close()
+
+
+def test_records_come_back_exactly_and_reach_the_writers(tmp_path):
+    collect = Collect()
+    write(tmp_path / "m.jsonl", range(1, 5), writers=[collect])
+    assert [r["loss"] for r in read_records(tmp_path / "m.jsonl")] == [1 / (step + 1) for step in range(1, 5)]
+    assert [r["step"] for r in collect.records] == [1, 2, 3, 4]
+
+
+def test_records_after_the_restored_step_and_torn_lines_go(tmp_path):
+    path = tmp_path / "m.jsonl"
+    write(path, range(1, 8))
+    with open(path, "a") as file:
+        file.write('{"step": 8, "lo')
+    write(path, range(6, 9), restored_step=5)
+    assert [r["step"] for r in read_records(path)] == list(range(1, 9))
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_full_disk_is_one_sentence(tmp_path):
+    hook = MetricsHook(tmp_path / "m.jsonl", [Collect(failing=True)])
+    hook.on_start(Context(0, 100, {}))
+    hook.on_record(record(1))
+    with pytest.raises(UserError, match="No space left on device"):
+        hook.flush()
+    hook.close()
+
+
+def test_report_holds_picture_numbers_and_escaped_config(tmp_path):
+    records = [record(step, 3.0 / step) for step in range(1, 11)]
+    records[4]["loss"] = None
+    records[-1] |= {"eval_loss": 0.25, "eval_bits_per_byte": 0.125}
+    write_report(
+        records,
+        title="a <run>",
+        summary="s",
+        config="x: <y>",
+        plot=tmp_path / "loss.png",
+        page=tmp_path / "report.html",
+    )
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "report.html").read_text()
+    for text in ("a &lt;run&gt;", "x: &lt;y&gt;", "0.2500", "0.1250", "data:image/png;base64,"):
+        assert text in page
