@@ -23,6 +23,8 @@ from dseekjax.training.config import EvaluationConfig, RunConfig, TrainConfig
 
 
 class Config(Section):
+    """Everything that a run depends on."""
+
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

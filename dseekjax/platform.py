@@ -4,6 +4,7 @@ import os
 
 import psutil
 
+from dseekjax.errors import UserError
 from dseekjax.training.config import RunConfig
 
 # Dense bfloat16 peak per GPU in FLOP/s, from NVIDIA's data sheets.
@@ -13,14 +14,21 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 def prepare_platform(run: RunConfig) -> None:
     """Sets JAX up for a run; call it before anything asks for devices.
 
-    `run.virtual_devices` asks for that many CPU devices. Where `JAX_COORDINATOR_ADDRESS` is set, this process joins the
-    others (`JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` say how many and which).
+    `run.virtual_devices` asks for that many CPU devices, which UserError refuses when JAX has started
+    already. Where `JAX_COORDINATOR_ADDRESS` is set, this process joins the others (`JAX_NUM_PROCESSES` and
+    `JAX_PROCESS_ID` say how many and which).
     """
     import jax
 
     if run.virtual_devices:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", run.virtual_devices)
+        try:
+            jax.config.update("jax_platforms", "cpu")
+            jax.config.update("jax_num_cpu_devices", run.virtual_devices)
+        except RuntimeError as error:
+            raise UserError(
+                f"run.virtual_devices {run.virtual_devices} cannot be set once JAX has started; set it before the "
+                "first use of JAX in this process, or start another"
+            ) from error
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(

@@ -1,7 +1,6 @@
 """One training run: data, Program, Trainer and hooks put together from a config."""
 
 import functools
-import logging
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from jax.experimental import multihost_utils
 from rich.console import Console
 
 from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
+from dseekjax.checkpoint.quiet import silence_orbax
 from dseekjax.checkpoint.store import latest_step
 from dseekjax.config import Config, dump_config
 from dseekjax.data.batches import EvaluationBatches, TrainingBatches, prefetched
@@ -53,7 +53,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     Raises:
         UserError: something in the config or in the files that it names is wrong.
     """
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    silence_orbax()
     prepare_platform(config.run)
     console = Console(quiet=jax.process_index() > 0, soft_wrap=True)
     tell = functools.partial(console.print, highlight=False, markup=False)
@@ -71,13 +71,15 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     tell(summary)
     tell(f"run directory    {directory.path}")
     prepared = prepare(config.data, vocabulary_size=config.model.vocabulary_size, kept_tokenizer=directory.tokenizer)
+    feed, evaluation = _feed(config, program, prepared), _evaluation(config, program, prepared)
+    # From here on nothing that the user gave can be wrong, so that a mistake leaves no run behind.
     if jax.process_index() == 0:
         directory.write(directory.tokenizer, prepared.tokenizer.to_str())
         directory.write(directory.config, dump_config(config))
     trainer = Trainer(
         program,
-        _feed(config, program, prepared),
-        evaluation=_evaluation(config, program, prepared),
+        feed,
+        evaluation=evaluation,
         hooks=_hooks(config, program, directory, console, tell),
         data_identity=prepared.identity,
     )

@@ -50,8 +50,13 @@ def _load(options: argparse.Namespace) -> Config:
     if not options.config and not options.model:
         raise UserError("give --config FILE or --model NAME, as in --config configs/quickstart.yaml; see --help")
     path = recipe_path(options.model) if options.model else options.config
-    batch_size = [] if options.batch_size is None else [f"train.global_batch_size={options.batch_size}"]
-    return load_config(path, [*batch_size, *options.overrides])
+    overrides = list(options.overrides)
+    if options.batch_size is not None:
+        same = [override for override in overrides if override.startswith("train.global_batch_size=")]
+        if same:
+            raise UserError(f"--batch-size {options.batch_size} and {same[-1]} are both given; keep one of them")
+        overrides.append(f"train.global_batch_size={options.batch_size}")
+    return load_config(path, overrides)
 
 
 def _train(config: Config, options: argparse.Namespace) -> int:

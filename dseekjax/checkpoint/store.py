@@ -107,7 +107,7 @@ class CheckpointStore:
             metadata = self._manager.item_metadata(step)
             saved = {item: dict(metadata[item].tree) for item in shapes}
         except Exception as error:
-            raise DamagedCheckpointError(_first_line(error)) from error
+            raise DamagedCheckpointError(_reason(error)) from error
         for item, wanted in shapes.items():
             _refuse_other_model(self._directory / str(step), saved[item], wanted)
         arguments = {item: ocp.args.StandardRestore(wanted) for item, wanted in shapes.items()}
@@ -116,7 +116,7 @@ class CheckpointStore:
             meta = restored["meta"]
             found = {item: checksums(restored[item]) for item in shapes}
         except Exception as error:
-            raise DamagedCheckpointError(_first_line(error)) from error
+            raise DamagedCheckpointError(_reason(error)) from error
         for item in shapes:
             for name, value in found[item].items():
                 if meta["checksums"][item].get(name) != value:
@@ -157,10 +157,14 @@ class _SavingErrors:
             kept = latest_step(self._directory)
             go_on = "from the start" if kept is None else f"from step {kept}"
             raise UserError(
-                f"cannot save a checkpoint to {self._directory} ({_first_line(error)}); make room there or choose "
+                f"cannot save a checkpoint to {self._directory} ({_reason(error)}); make room there or choose "
                 f"another run.dir, and run again: training goes on {go_on}"
             ) from error
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+def _reason(error: BaseException) -> str:
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    if " [os_error_code" in line:
+        # Every layer of the storage stack adds a prefix; what the system said comes last.
+        return line.partition(" [os_error_code")[0].rpartition(": ")[2]
+    return line[:200]

@@ -61,5 +61,5 @@ def hold_out(documents: list[str], fraction: float) -> tuple[list[str], list[str
         text = documents[0]
         cut = text.find("\n", int(len(text) * (1 - fraction))) + 1 or int(len(text) * (1 - fraction))
         return [text[:cut]], [text[cut:]] if text[cut:] else []
-    kept = min(len(documents) - 1, round(len(documents) * (1 - fraction)))
+    kept = max(1, min(len(documents) - 1, round(len(documents) * (1 - fraction))))
     return documents[:kept], documents[kept:]

@@ -15,6 +15,9 @@ from dseekjax.training.hooks import Context, Hook, Record
 class Writer(Protocol):
     """Where else records go. Called from the writing thread."""
 
+    def start(self, step: int) -> None:
+        """Opens; records of steps after `step`, of an earlier start, are void."""
+
     def write(self, record: Record) -> None: ...
 
     def flush(self) -> None: ...
@@ -59,6 +62,8 @@ class MetricsHook(Hook):
             partial.write_text("".join(_line(record) for record in kept))
             partial.rename(self._path)
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by the thread
+            for writer in self._writers:
+                writer.start(context.step)
         except OSError as error:
             raise self._error(error) from error
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)

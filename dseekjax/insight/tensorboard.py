@@ -9,9 +9,12 @@ class TensorBoardWriter:
     """Writes every number of a record as a scalar under its name."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def start(self, step: int) -> None:
         from tensorboardX import SummaryWriter
 
-        self._writer = SummaryWriter(str(directory))
+        self._writer = SummaryWriter(str(self._directory), purge_step=step + 1)
 
     def write(self, record: Record) -> None:
         step = int(record["step"] or 0)

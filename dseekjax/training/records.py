@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
@@ -13,12 +14,12 @@ from dseekjax.training.hooks import Record
 MAX_PENDING = 2
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Pending:
     step: int
-    metrics: dict[str, jax.Array]
+    numbers: Future[tuple[Record, float]]
+    """The step's metrics, and when they arrived."""
     extra: Record
-    arrived: float | None = None
 
 
 class PendingRecords:
@@ -39,12 +40,14 @@ class PendingRecords:
         self._flops_per_token = flops_per_token
         self._peak = peak
         self._pending: deque[_Pending] = deque()
+        # A thread of its own, so that the moment of arrival is known although nobody waits for it.
+        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._last = self._resumed = time.perf_counter()
         self._paused = True
 
     def push(self, step: int, metrics: dict[str, jax.Array], extra: Record) -> None:
         """Takes the metrics of a step just handed out; finishes those of older steps."""
-        self._pending.append(_Pending(step, metrics, extra))
+        self._pending.append(_Pending(step, self._fetcher.submit(_fetch, metrics), extra))
         while len(self._pending) > MAX_PENDING:
             self._finish(self._pending.popleft())
 
@@ -55,8 +58,7 @@ class PendingRecords:
     def wait(self) -> None:
         """Waits until all numbers have arrived; what comes until `resume` belongs to no step's duration."""
         for pending in self._pending:
-            jax.block_until_ready(pending.metrics)
-            pending.arrived = pending.arrived or time.perf_counter()
+            pending.numbers.result()
         self._paused = True
 
     def drain(self) -> None:
@@ -72,8 +74,7 @@ class PendingRecords:
             self._paused = False
 
     def _finish(self, pending: _Pending) -> None:
-        metrics = {name: float(value) for name, value in jax.device_get(pending.metrics).items()}
-        arrived = pending.arrived or time.perf_counter()
+        metrics, arrived = pending.numbers.result()
         began = max(self._last, self._resumed) if arrived > self._resumed else self._last
         seconds, self._last = arrived - began, arrived
         rate = self._tokens_per_step / seconds
@@ -86,3 +87,8 @@ class PendingRecords:
             **pending.extra,
         }
         self._emit({name: value if value is None or math.isfinite(value) else None for name, value in record.items()})
+
+
+def _fetch(metrics: dict[str, jax.Array]) -> tuple[Record, float]:
+    numbers: Record = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    return numbers, time.perf_counter()

@@ -63,7 +63,11 @@ def test_restores_onto_another_mesh_bit_by_bit(saved, state, overrides, devices)
     context = start(hook(saved, other))
     assert (context.step, context.data["batch"]) == (3, 3)
     jax.tree.map(np.testing.assert_array_equal, context.state.params, state.params)
-    jax.tree.map(lambda array, shape: shape.sharding == array.sharding or pytest.fail(), context.state, other.state_shape)
+    jax.tree.map(
+        lambda array, shape: shape.sharding == array.sharding or pytest.fail("elsewhere"),
+        context.state,
+        other.state_shape,
+    )
 
 
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(saved, program):

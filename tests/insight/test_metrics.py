@@ -26,6 +26,9 @@ class Collect:
     def __init__(self, failing=False):
         self.records, self.failing = [], failing
 
+    def start(self, step):
+        self.started = step
+
     def write(self, record):
         if self.failing:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -52,6 +55,7 @@ def test_records_come_back_exactly_and_reach_the_writers(tmp_path):
     write(tmp_path / "m.jsonl", range(1, 5), writers=[collect])
     assert [r["loss"] for r in read_records(tmp_path / "m.jsonl")] == [1 / (step + 1) for step in range(1, 5)]
     assert [r["step"] for r in collect.records] == [1, 2, 3, 4]
+    assert collect.started == 0
 
 
 def test_records_after_the_restored_step_and_torn_lines_go(tmp_path):

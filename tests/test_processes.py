@@ -1,0 +1,135 @@
+"""Runs as processes of their own: killed, told to stop, out of disk, and several together."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from dseekjax.checkpoint.store import latest_step
+from tests.tiny import OVERRIDES
+
+COMPARED = ("step", "loss", "grad_norm", "learning_rate")
+
+
+@pytest.fixture
+def command(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i} bottles of beer on the wall.\n\n" for i in range(400)))
+    config = tmp_path / "tiny.yaml"
+    config.write_text("{}")
+
+    def build(*overrides, run="run"):
+        return [
+            *(sys.executable, "-m", "dseekjax.train", "--config", str(config), *OVERRIDES),
+            "model.vocabulary_size=257",
+            f"run.dir={tmp_path / run}",
+            f"data.cache_dir={tmp_path / 'cache'}",
+            f"data.sources=[{{path: {text}, document_separator: '(?<=\\n\\n)'}}]",
+            "train.steps=20",
+            "optimizer.schedule.kind=constant",
+            "insight.print_every_steps=1",
+            *overrides,
+        ]
+
+    return build
+
+
+def records(directory):
+    path = directory / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(json.loads(line)[name] for name in COMPARED) for line in lines if line.endswith("}")]
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.time() + seconds
+    while not condition():
+        assert process.poll() is None, "ended early"
+        assert time.time() < deadline, "nothing happened"
+        time.sleep(0.01)
+
+
+def test_killed_in_a_save_and_while_stepping_the_result_is_the_same(command, tmp_path):
+    often = ("train.steps=60", "checkpoint.every_steps=2", "evaluation.every_steps=60")
+    subprocess.run(command(*often, run="calm"), check=True, stdout=subprocess.DEVNULL)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for condition in (
+        lambda: len(records(tmp_path / "run")) > 3,
+        lambda: (latest_step(checkpoints) or 0) >= 6 and list(checkpoints.glob("*tmp*")),
+    ):
+        process = subprocess.Popen(command(*often), stdout=subprocess.DEVNULL)
+        wait_for(condition, process)
+        process.kill()
+        process.wait()
+    done = subprocess.run(command(*often), check=True, capture_output=True, text=True)
+    assert "Resuming from step" in done.stdout
+    assert records(tmp_path / "run") == records(tmp_path / "calm")
+    sums = [
+        json.loads((tmp_path / d / "checkpoints/60/meta/metadata").read_text())["checksums"] for d in ("run", "calm")
+    ]
+    assert sums[0] == sums[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_after_the_step_and_saves(command, tmp_path, number):
+    process = subprocess.Popen(
+        command("train.steps=100000"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    wait_for(lambda: len(records(tmp_path / "run")) > 2, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, output
+    step = latest_step(tmp_path / "run" / "checkpoints")
+    assert f"Stopped after step {step}, which is saved" in output
+    assert records(tmp_path / "run")[-1][0] == step
+    assert "Traceback" not in output
+
+
+def test_a_disk_that_is_full_during_a_save_is_one_sentence(command, tmp_path):
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+    limited += "from dseekjax.train import main; sys.exit(main(sys.argv[1:]))"
+    arguments = command("insight.tensorboard=false", "model.embed_dim=64", "checkpoint.every_steps=5")
+    done = subprocess.run([sys.executable, "-c", limited, *arguments[3:]], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "error: cannot save a checkpoint to" in done.stderr
+    assert "run again: training goes on from the start" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_two_processes_train_like_one_device_and_one_goes_on_alone(command, tmp_path):
+    subprocess.run(command("run.virtual_devices=1", run="one"), check=True, stdout=subprocess.DEVNULL)
+    together(command("run.virtual_devices=2", "mesh.data=2", "train.steps=10"))
+    assert len(records(tmp_path / "run")) == 10
+    done = subprocess.run(command("run.virtual_devices=2"), check=True, capture_output=True, text=True)
+    assert "Resuming from step 10" in done.stdout
+    expected, found = (np.array(records(tmp_path / directory)) for directory in ("one", "run"))
+    assert (expected[:, 0] == found[:, 0]).all()
+    np.testing.assert_allclose(found[:, 1], expected[:, 1], rtol=1e-5)
+
+
+def together(arguments):
+    """Runs two processes that know of each other."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    environments = [
+        {
+            **os.environ,
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(number),
+        }
+        for number in range(2)
+    ]
+    processes = [
+        subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for env in environments
+    ]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    return outputs

@@ -1,0 +1,207 @@
+"""The main door: what a user meets."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import yaml
+
+from dseekjax.checkpoint.store import latest_step
+from dseekjax.insight.metrics import read_records
+from dseekjax.train import main
+from tests.tiny import OVERRIDES
+
+COMPARED = ("step", "loss", "grad_norm", "learning_rate")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"{i} bottles of beer on the wall.\n\n" for i in range(400)))
+    return path
+
+
+@pytest.fixture
+def start(tmp_path, text):
+    """Runs the door with the tiny model on the eight virtual devices."""
+    config = tmp_path / "tiny.yaml"
+    config.write_text("{}")
+
+    def run(*arguments):
+        overrides = [
+            *OVERRIDES,
+            "model.vocabulary_size=257",
+            f"run.dir={tmp_path / 'run'}",
+            f"data.cache_dir={tmp_path / 'cache'}",
+            f"data.sources=[{{path: {text}, document_separator: '(?<=\\n\\n)'}}]",
+            "train.steps=8",
+            "checkpoint.every_steps=3",
+            "evaluation.every_steps=4",
+        ]
+        # Later overrides win, so a test may change any of these.
+        return main(["--config", str(config), *overrides, *arguments])
+
+    return run
+
+
+def metrics(directory):
+    return [tuple(record[name] for name in COMPARED) for record in read_records(directory / "metrics.jsonl")]
+
+
+def test_a_run_from_start_to_end_and_again(start, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert start() == 0
+    output = capsys.readouterr().out
+    for words in (
+        "parameters",
+        "FLOPs per token",
+        "memory",
+        "mesh",
+        "versions",
+        "held-out loss",
+        "bits per byte",
+        "Next:",
+    ):
+        assert words in output
+    records = list(read_records(run / "metrics.jsonl"))
+    assert [record["step"] for record in records] == list(range(1, 9))
+    assert {"tokens_per_second", "mfu", "step_seconds", "data_wait_seconds", "memory_bytes"} <= set(records[0])
+    assert [record["step"] for record in records if "eval_loss" in record] == [4, 8]
+    assert records[-1]["loss"] < records[0]["loss"]
+    for name in ("config.yaml", "tokenizer.json", "report.html", "loss.png", "tensorboard"):
+        assert (run / name).exists()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["6", "8"]
+    saved = json.loads((run / "checkpoints" / "8" / "meta" / "metadata").read_text())
+    assert saved["config"] == yaml.safe_load((run / "config.yaml").read_text())
+
+    assert start() == 0
+    assert "already at step 8" in capsys.readouterr().out
+
+    (run / "report.html").unlink()
+    assert start("train.num_microbatches=2", "optimizer.beta1=0.5") == 2
+    error = capsys.readouterr().err
+    assert "optimizer.beta1: 0.9 then, 0.5 now" in error
+    assert "train.num_microbatches: 1 then, 2 now" in error
+
+    assert start("--fresh", "optimizer.beta1=0.5", "train.steps=3") == 0
+    assert f"Moved {run} to" in capsys.readouterr().out
+    (moved,) = tmp_path.glob("run.before-*")
+    assert latest_step(moved / "checkpoints") == 8
+    assert len(metrics(run)) == 3
+
+
+def test_resuming_from_any_checkpoint_repeats_the_uninterrupted_run_to_the_last_bit(start, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert start("model.dropout=0.1") == 0
+    expected = metrics(run)
+    for kept in (6, 3):
+        if kept == 3:
+            assert start("model.dropout=0.1", "--fresh", "train.steps=8", "checkpoint.keep_last=9") == 0
+            shutil.rmtree(run / "checkpoints" / "6")
+        shutil.rmtree(run / "checkpoints" / "8")
+        capsys.readouterr()
+        assert start("model.dropout=0.1") == 0
+        assert f"Resuming from step {kept}" in capsys.readouterr().out
+        assert metrics(run) == expected
+
+
+def test_a_run_goes_on_longer_and_on_another_mesh(start, tmp_path):
+    run = tmp_path / "run"
+    constant = ("optimizer.schedule.kind=constant", "train.steps=10")
+    assert start(*constant) == 0
+    expected = metrics(run)
+    assert start("--fresh", *constant, "train.steps=5") == 0
+    assert start(*constant, "mesh.data=4", "checkpoint.every_steps=2", "evaluation.every_steps=3") == 0
+    np.testing.assert_allclose(metrics(run), expected, rtol=1e-4)
+    np.testing.assert_array_equal(metrics(run)[:5], expected[:5])
+
+
+def test_steps_that_are_never_good_stop_the_run(start, tmp_path, capsys):
+    status = start(
+        "optimizer.learning_rate=1e30", "train.max_bad_steps=2", "train.steps=20", "checkpoint.every_steps=1"
+    )
+    assert status == 1
+    error = capsys.readouterr().err
+    assert "not finite for 2 steps in a row" in error
+    assert latest_step(tmp_path / "run" / "checkpoints") is not None
+    last = list(read_records(tmp_path / "run" / "metrics.jsonl"))[-1]
+    assert (last["loss"], last["bad_steps"]) == (None, 2.0)
+
+
+def test_a_run_starts_from_the_parameters_of_another(start, tmp_path, capsys):
+    assert start() == 0
+    other = f"run.dir={tmp_path / 'other'}"
+    assert start(other, f"train.initialize_from={tmp_path / 'run'}", "run.seed=9", "optimizer.learning_rate=1e-5") == 0
+    assert "Starting from the parameters of" in capsys.readouterr().out
+    assert metrics(tmp_path / "other")[0][1] == pytest.approx(metrics(tmp_path / "run")[-1][1], abs=0.1)
+    assert start(f"run.dir={tmp_path / 'third'}", "train.initialize_from=nowhere") == 2
+
+
+def test_a_trace_is_written(start, tmp_path):
+    assert start("run.profile_steps=2") == 0
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+
+
+def test_dry_run_prints_the_summary_and_touches_nothing(start, tmp_path, capsys):
+    assert start("--dry-run") == 0
+    assert "parameters" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["data.sources=[{path: nowhere.txt}]"], "data.sources.0.path: cannot read nowhere.txt"),
+        (["model.vocabulary_size=100"], "model.vocabulary_size 100 is smaller than the tokenizer's 257"),
+        (["train.global_batch_size=12"], "train.global_batch_size 12 does not divide"),
+        (["mesh.data=16"], "mesh.data 16 needs 16 devices, there are 8"),
+        (["model.dim=8"], "did you mean model.embed_dim?"),
+        (["train.steps=soon"], "train.steps: 'soon' is wrong"),
+        (["--batch-size", "12"], "--batch-size 12 and train.global_batch_size=16 are both given"),
+        (["run.dir=/proc/nowhere"], "run.dir /proc/nowhere: cannot write there"),
+        (
+            ["data.sequence_length=20000", "model.max_positions=20000"],
+            "longer than a source",
+        ),
+        (["run.virtual_devices=4"], "run.virtual_devices 4"),
+        (["--model", "gpt2_124m"], "are both given"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(start, arguments, message, capsys, tmp_path):
+    assert start(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_batch_size_and_model_are_other_words_for_keys(capsys):
+    assert main(["--model", "gpt2_124m", "--batch-size", "16", "train.num_microbatches=1", "--print-config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["train"]["global_batch_size"] == 16
+    assert config["model"]["embed_dim"] == 768
+    assert main([]) == 2
+    assert "give --config FILE or --model NAME" in capsys.readouterr().err
+
+
+def test_only_one_process_trains_in_a_directory(start, tmp_path, capsys):
+    from dseekjax.training.run_directory import RunDirectory
+
+    other = RunDirectory(tmp_path / "run")
+    other.acquire()
+    assert start() == 2
+    assert "another process is training in it" in capsys.readouterr().err
+
+
+def test_the_library_is_small_and_lazy():
+    import dseekjax
+
+    for name in dseekjax.__all__:
+        assert getattr(dseekjax, name).__doc__
+    with pytest.raises(AttributeError, match="it has"):
+        dseekjax.nothing  # noqa: B018
+    program = dseekjax.build_program(dseekjax.load_config(overrides=OVERRIDES), jax.devices()[:1])
+    assert isinstance(program, dseekjax.Program)
