@@ -5,28 +5,32 @@ import os
 import psutil
 
 from dseekjax.errors import UserError
-from dseekjax.training.config import RunConfig
 
 # Dense bfloat16 peak per GPU in FLOP/s, from NVIDIA's data sheets.
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 
 
-def prepare_platform(run: RunConfig) -> None:
+def prepare_platform(virtual_devices: int) -> None:
     """Sets JAX up for a run; call it before anything asks for devices.
 
-    `run.virtual_devices` asks for that many CPU devices, which UserError refuses when JAX has started
-    already. Where `JAX_COORDINATOR_ADDRESS` is set, this process joins the others (`JAX_NUM_PROCESSES` and
-    `JAX_PROCESS_ID` say how many and which).
+    Where `JAX_COORDINATOR_ADDRESS` is set, this process joins the others (`JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` say
+    how many and which).
+
+    Args:
+        virtual_devices: how many CPU devices to run on instead of what the machine has; 0 is off.
+
+    Raises:
+        UserError: JAX has started already, with other devices.
     """
     import jax
 
-    if run.virtual_devices:
+    if virtual_devices:
         try:
             jax.config.update("jax_platforms", "cpu")
-            jax.config.update("jax_num_cpu_devices", run.virtual_devices)
+            jax.config.update("jax_num_cpu_devices", virtual_devices)
         except RuntimeError as error:
             raise UserError(
-                f"run.virtual_devices {run.virtual_devices} cannot be set once JAX has started; set it before the "
+                f"run.virtual_devices {virtual_devices} cannot be set once JAX has started; set it before the "
                 "first use of JAX in this process, or start another"
             ) from error
     if "JAX_COORDINATOR_ADDRESS" in os.environ:

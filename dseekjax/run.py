@@ -38,7 +38,7 @@ def dry_run(config: Config) -> None:
     Raises:
         UserError: the config does not fit the devices.
     """
-    prepare_platform(config.run)
+    prepare_platform(config.run.virtual_devices)
     print(summarise(build_program(config, jax.devices())))
 
 
@@ -54,7 +54,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
         UserError: something in the config or in the files that it names is wrong.
     """
     silence_orbax()
-    prepare_platform(config.run)
+    prepare_platform(config.run.virtual_devices)
     console = Console(quiet=jax.process_index() > 0, soft_wrap=True)
     tell = functools.partial(console.print, highlight=False, markup=False)
     program = build_program(config, jax.devices())

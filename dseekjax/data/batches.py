@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import grain
 import numpy as np
 from jaxtyping import Int
 
@@ -31,6 +32,7 @@ class TrainingBatches:
         return self.num_batches
 
     def __getitem__(self, index: int) -> Fields:
+        _check_index(index, len(self))
         source, running = assign(index * self.global_batch_size + self.rows, self.weights)
         parts: list[tuple[np.ndarray, Fields]] = []
         for i, records in enumerate(self.sources):
@@ -54,6 +56,7 @@ class EvaluationBatches:
         return -(-sum(map(len, self.sources)) // self.global_batch_size)
 
     def __getitem__(self, index: int) -> Fields:
+        _check_index(index, len(self))
         numbers = index * self.global_batch_size + self.rows
         starts = np.cumsum([0, *map(len, self.sources)])
         parts: list[tuple[np.ndarray, Fields]] = []
@@ -68,6 +71,12 @@ class EvaluationBatches:
         return _merge(parts, len(self.rows))
 
 
+def _check_index(index: int, length: int) -> None:
+    # Iterating over what has only `__getitem__` ends with this error, and without it never.
+    if not 0 <= index < length:
+        raise IndexError(f"batch {index} of {length}")
+
+
 def _merge(parts: list[tuple[np.ndarray, Fields]], num_rows: int) -> Fields:
     if len(parts) == 1:
         return parts[0][1]
@@ -80,7 +89,5 @@ def _merge(parts: list[tuple[np.ndarray, Fields]], num_rows: int) -> Fields:
 
 def prefetched(batches: Any, start: int, prefetch: int) -> Iterator[Fields]:
     """The batches from number `start` on, read ahead in a thread by Grain."""
-    import grain
-
     dataset = grain.MapDataset.source(batches)[start:]
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=prefetch)))

@@ -67,6 +67,10 @@ class PendingRecords:
         while self._pending:
             self._finish(self._pending.popleft())
 
+    def close(self) -> None:
+        """Lets the fetching thread go; what is still pending is dropped."""
+        self._fetcher.shutdown(wait=False, cancel_futures=True)
+
     def resume(self) -> None:
         """Ends a wait; does nothing if there was none."""
         if self._paused:

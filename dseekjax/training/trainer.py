@@ -70,6 +70,7 @@ class Trainer:
                 hook.on_exception(error)
             raise
         finally:
+            self._records.close()
             for hook in reversed(self._hooks):
                 hook.close()
 

@@ -77,6 +77,7 @@ def test_evaluation_reads_everything_once_and_fills_up_with_rows_that_do_not_cou
     expected = [i * 5 for i in range(len(two[0]))] + [100_000 + i * 5 for i in range(len(two[1]))]
     assert np.concatenate(seen).tolist() == expected
     assert batches[len(batches) - 1]["loss_weights"][-1].sum() == 0
+    assert len(list(batches)) == len(batches)
 
 
 def test_prefetched_batches_start_anywhere():

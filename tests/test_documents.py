@@ -1,0 +1,52 @@
+"""What is written for people is true."""
+
+import doctest
+import re
+import subprocess
+import sys
+import zipfile
+
+import dseekjax
+from dseekjax.config import load_config, recipe_path
+from tests.conftest import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def test_examples_run():
+    for name in (str(REPOSITORY / "README.md"),):
+        assert doctest.testfile(name, module_relative=False, optionflags=doctest.ELLIPSIS).failed == 0
+    assert doctest.testmod(dseekjax).failed == 0
+
+
+def test_readme_names_only_what_exists():
+    for path in re.findall(r"\]\(([^)]+)\)|`((?:scripts|docs|tests|configs|pallas_kernels)/[\w./]*)", README):
+        assert (REPOSITORY / (path[0] or path[1])).exists(), path
+    for recipe in re.findall(r"--model (\w+)", README):
+        recipe_path(recipe)
+    overrides = re.findall(r"(?<![\w.])((?:train|model|mesh|run|data)\.[\w.]+=[\w./-]+)", README)
+    assert len(overrides) >= 6
+    load_config(recipe_path("quickstart"), overrides)
+
+
+def test_wheel_holds_configs_and_the_novel(tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in (
+        "dseekjax/configs/quickstart.yaml",
+        "dseekjax/configs/llama3_8b.yaml",
+        "dseekjax/data/texts/emma.txt",
+        "pallas_kernels/attention/api.py",
+    ):
+        assert name in names
+    assert not [name for name in names if name.startswith(("tests", "scripts", "configs/"))]
+
+
+def test_lock_names_no_host_and_hashes_everything():
+    lock = (REPOSITORY / "requirements.lock").read_text()
+    assert "://" not in lock
+    pins = [line for line in lock.splitlines() if re.match(r"[a-zA-Z0-9]", line)]
+    assert all(re.match(r"[\w.\[\],-]+==[\w.]+", pin) for pin in pins)
+    assert all(pin.endswith("\\") for pin in pins)
