@@ -5,8 +5,8 @@
 >>> config.model.num_layers
 2
 
-`build_program(config, devices)` gives everything jitted; a `Trainer` runs it; `run(config)` does all that the command
-line does. Names are loaded when they are first used, so that importing this package is quick.
+`build_program(config, devices)` gives everything jitted; a `Trainer` runs it. Names are loaded when they are first
+used, so that importing this package is quick.
 """
 
 import importlib

@@ -57,6 +57,12 @@ class Config(Section):
                 "choose a divisor"
             )
         schedule = self.optimizer.schedule
+        checkpoint = self.checkpoint
+        if checkpoint.keep_every is not None and checkpoint.keep_every % checkpoint.every_steps:
+            problems.append(
+                f"checkpoint.keep_every {checkpoint.keep_every} is no multiple of checkpoint.every_steps "
+                f"{checkpoint.every_steps}, when checkpoints are written; make it one"
+            )
         scheduled = schedule.warmup_steps + (schedule.decay_steps if schedule.kind == "wsd" else 0)
         if scheduled > train.steps:
             problems.append(
@@ -117,6 +123,13 @@ class _StrictLoader(yaml.SafeLoader):
             if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
+
+
+# A date is what the user meant as text, as in run.dir=2026-01-05.
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def prepare_platform(virtual_devices: int) -> None:
         virtual_devices: how many CPU devices to run on instead of what the machine has; 0 is off.
 
     Raises:
-        UserError: JAX has started already, with other devices.
+        UserError: JAX has started already, with other devices, or a variable is wrong.
     """
     import jax
 
@@ -35,9 +35,14 @@ def prepare_platform(virtual_devices: int) -> None:
             ) from error
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(
-            num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"])
-        )
+        jax.distributed.initialize(num_processes=_number("JAX_NUM_PROCESSES"), process_id=_number("JAX_PROCESS_ID"))
+
+
+def _number(variable: str) -> int:
+    value = os.environ.get(variable, "")
+    if not value.isdigit():
+        raise UserError(f"{variable} is {value!r}; it must be a number wherever JAX_COORDINATOR_ADDRESS is set")
+    return int(value)
 
 
 def peak_flops(device_kind: str) -> float | None:

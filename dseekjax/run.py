@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 from rich.console import Console
 
 from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
@@ -26,8 +25,9 @@ from dseekjax.platform import prepare_platform
 from dseekjax.training.evaluation import Evaluation, build_evaluation
 from dseekjax.training.feed import rows_of_process
 from dseekjax.training.hooks import Hook
+from dseekjax.training.processes import on_first_process
 from dseekjax.training.program import Program, build_program
-from dseekjax.training.run_directory import RunDirectory
+from dseekjax.training.run_directory import KeepFilesHook, RunDirectory
 from dseekjax.training.summary import summarise
 from dseekjax.training.trainer import Trainer
 
@@ -64,23 +64,26 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     done = latest_step(directory.checkpoints)
     if done is not None and done >= config.train.steps:
         tell(f"{directory.path} is already at step {done}; raise train.steps to train on.")
-        if not directory.report.is_file():
+        if jax.process_index() == 0 and not directory.report.is_file():
             _report(directory, config, summary)
         return 0
 
     tell(summary)
     tell(f"run directory    {directory.path}")
-    prepared = prepare(config.data, vocabulary_size=config.model.vocabulary_size, kept_tokenizer=directory.tokenizer)
+    prepared = prepare(
+        config.data,
+        vocabulary_size=config.model.vocabulary_size,
+        kept_tokenizer=directory.tokenizer if directory.config.is_file() else None,
+        tell=tell,
+    )
     feed, evaluation = _feed(config, program, prepared), _evaluation(config, program, prepared)
-    # From here on nothing that the user gave can be wrong, so that a mistake leaves no run behind.
-    if jax.process_index() == 0:
-        directory.write(directory.tokenizer, prepared.tokenizer.to_str())
-        directory.write(directory.config, dump_config(config))
+    if evaluation is None:
+        tell("Nothing is held out, so nothing will be evaluated; see data.held_out_fraction.")
     trainer = Trainer(
         program,
         feed,
         evaluation=evaluation,
-        hooks=_hooks(config, program, directory, console, tell),
+        hooks=_hooks(config, program, directory, prepared, console, tell),
         data_identity=prepared.identity,
     )
     context = trainer.run()
@@ -98,13 +101,14 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
 
 def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirectory:
     directory = RunDirectory(config.run.dir)
-    if jax.process_index() == 0:
+
+    def claim() -> None:
         if fresh and (moved := directory.move_away()):
             tell(f"Moved {directory.path} to {moved}.")
-        directory.refuse_other_config(config)
         directory.acquire()
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("run directory")
+        directory.refuse_other_config(config)
+
+    on_first_process(claim)
     return directory
 
 
@@ -137,7 +141,12 @@ def _evaluation(config: Config, program: Program, prepared: PreparedData) -> Eva
 
 
 def _hooks(
-    config: Config, program: Program, directory: RunDirectory, console: Console, tell: Callable[[str], None]
+    config: Config,
+    program: Program,
+    directory: RunDirectory,
+    prepared: PreparedData,
+    console: Console,
+    tell: Callable[[str], None],
 ) -> list[Hook]:
     hooks: list[Hook] = [
         CheckpointHook(
@@ -150,8 +159,11 @@ def _hooks(
     ]
     if config.train.initialize_from is not None:
         other = RunDirectory(config.train.initialize_from)
-        hooks.append(InitializeHook(other.checkpoints, program.init, program.state_shape, tell))
+        model = config.model.model_dump(mode="json")
+        hooks.append(InitializeHook(other.checkpoints, program.init, program.state_shape, model, tell))
     if jax.process_index() == 0:
+        kept = {directory.tokenizer: prepared.tokenizer.to_str(), directory.config: dump_config(config)}
+        hooks.append(KeepFilesHook(kept))
         writers = [TensorBoardWriter(directory.tensorboard)] if config.insight.tensorboard else []
         hooks.append(MetricsHook(directory.metrics, writers))
         hooks.append(TerminalHook(console, config.insight.print_every_steps))

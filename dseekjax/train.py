@@ -1,9 +1,12 @@
 """The main door: `python -m dseekjax.train --config configs/quickstart.yaml`."""
 
 import argparse
+import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from dseekjax.config import Config, dump_config, load_config, recipe_path
 from dseekjax.config_reference import format_reference
@@ -12,16 +15,21 @@ from dseekjax.errors import UserError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 128 + n stopped by signal n."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        options = _parse(arguments)
         config = _load(options)
         if options.print_config:
             print(dump_config(config), end="")
             return 0
-        return _train(config, options)
+        return _train(config, options, arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        # A disk or a permission, at a place that has no better words for it.
+        print(f"error: cannot use {error.filename} ({error.strerror}); mend that and run again", file=sys.stderr)
+        return UserError.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -29,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m dseekjax.train",
+        prog=_command(),
         description="Trains a model. Run the same command again to resume a run that was stopped, by whatever.",
         epilog="keys, to be set in the config file or as KEY=VALUE:\n\n" + format_reference(Config),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -59,23 +67,27 @@ def _load(options: argparse.Namespace) -> Config:
     return load_config(path, overrides)
 
 
-def _train(config: Config, options: argparse.Namespace) -> int:
+def _train(config: Config, options: argparse.Namespace, arguments: Sequence[str]) -> int:
     # Loads JAX, which --help and a wrong config must not wait for.
     from dseekjax.run import dry_run, run
 
     if options.dry_run:
         dry_run(config)
         return 0
-    door = f"--model {options.model}" if options.model else f"--config {options.config}"
-    return run(
-        config,
-        fresh=options.fresh,
-        next_commands=(
-            f"scripts/train {door} train.steps={2 * config.train.steps}   # train on from here, twice as long",
-            f"scripts/train {door} data.sources.0.path=YOUR.txt run.dir=runs/mine   # your own text",
-            f"tensorboard --logdir {config.run.dir}   # look at every metric, after `pip install tensorboard`",
-        ),
+    # Of two values for one key the last holds, so that what is added here wins.
+    again = " ".join([_command(), *(shlex.quote(word) for word in arguments if word != "--fresh")])
+    next_commands = (
+        f"{again} train.steps={2 * config.train.steps}   # train on from here, twice as long",
+        f"{again} data.sources.0.path=YOUR.txt run.dir=runs/mine   # your own text",
+        f"tensorboard --logdir {config.run.dir}   # look at every metric, after `pip install tensorboard`",
     )
+    return run(config, fresh=options.fresh, next_commands=next_commands)
+
+
+def _command() -> str:
+    """How the user called this."""
+    name = Path(sys.argv[0]).name
+    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-train" else "python -m dseekjax.train")
 
 
 if __name__ == "__main__":

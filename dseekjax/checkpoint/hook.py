@@ -39,23 +39,31 @@ class CheckpointHook(Hook):
         self._saved_step: int | None = None
 
     def on_start(self, context: Context) -> Context | None:
+        damaged: dict[int, DamagedCheckpointError] = {}
         for step in reversed(self._store.steps()):
             try:
                 state, data = self._store.restore(step, self._state_shape)
             except DamagedCheckpointError as error:
-                place = self._store.set_aside(step)
-                self._tell(
-                    f"The checkpoint of step {step} is damaged ({error}); moved it to {place}, trying the one before."
-                )
+                damaged[step] = error
                 continue
             if data["identity"] != context.data["identity"]:
                 raise UserError(
                     "data.sources: the text or its tokens changed since this run began; put back what it began with, "
                     "or choose another run.dir"
                 )
+            # Only now, when there is something to go on from, may they leave their place.
+            for bad, reason in damaged.items():
+                place = self._store.set_aside(bad)
+                self._tell(f"The checkpoint of step {bad} is damaged ({reason}); moved it to {place}.")
             self._saved_step = step
             self._tell(f"Resuming from step {step}.")
             return dataclasses.replace(context, step=step, state=state, data=data)
+        if damaged:
+            newest = max(damaged)
+            raise UserError(
+                f"none of the {len(damaged)} checkpoints of this run can be read (step {newest}: {damaged[newest]}); "
+                "put sound ones back, or start over with --fresh"
+            )
         return None
 
     def on_step(self, context: Context) -> None:
@@ -84,18 +92,25 @@ class InitializeHook(Hook):
     """Starts a new run from the parameters of another."""
 
     def __init__(
-        self, directory: Path, init: Callable[[], TrainState], state_shape: TrainState, tell: Callable[[str], None]
+        self,
+        directory: Path,
+        init: Callable[[], TrainState],
+        state_shape: TrainState,
+        model: dict[str, Any],
+        tell: Callable[[str], None],
     ) -> None:
         """
         Args:
             directory: of the other run's checkpoints.
             init: makes the rest of the state.
             state_shape: what is restored, and where to.
+            model: this run's model config; what differs from the other's is told.
             tell: called with sentences for the user.
         """
         self._directory = directory
         self._init = init
         self._state_shape = state_shape
+        self._model = model
         self._tell = tell
 
     def on_start(self, context: Context) -> Context | None:
@@ -109,13 +124,20 @@ class InitializeHook(Hook):
         try:
             step = max(store.steps(), default=None)
             if step is None:
-                raise UserError(f"train.initialize_from {self._directory.parent}: that run has no checkpoint yet")
-            try:
-                params = store.restore_params(step, self._state_shape)
-            except DamagedCheckpointError as error:
-                raise UserError(f"train.initialize_from: the checkpoint of step {step} is damaged ({error})") from error
+                raise UserError(
+                    f"train.initialize_from {self._directory.parent}: that run has no checkpoint yet, wait for one"
+                )
+            params, config = store.restore_params(step, self._state_shape)
+        except DamagedCheckpointError as error:
+            raise UserError(
+                f"train.initialize_from {self._directory.parent}: its checkpoint of step {step} is damaged ({error}); "
+                "resume that run, which goes back to the one before"
+            ) from error
         finally:
             store.close()
+        for key, value in self._model.items():
+            if config["model"].get(key) != value:
+                self._tell(f"Note: model.{key} was {config['model'].get(key)!r} there and is {value!r} here.")
         self._tell(f"Starting from the parameters of {self._directory.parent} at step {step}.")
         # What is made by jit and thrown away costs one more copy for a moment, and keeps one way to make a state.
         return dataclasses.replace(context, state=dataclasses.replace(self._init(), params=params))

@@ -13,6 +13,7 @@ from dseekjax.checkpoint.config import CheckpointConfig
 from dseekjax.checkpoint.fingerprint import checksums
 from dseekjax.checkpoint.layout import join, split
 from dseekjax.errors import UserError
+from dseekjax.training.processes import on_all_processes, on_first_process
 from dseekjax.training.state import TrainState
 
 
@@ -24,6 +25,11 @@ class CheckpointStore:
     """The checkpoints in one directory, a folder per step. A checkpoint appears whole or not at all."""
 
     def __init__(self, directory: Path, config: CheckpointConfig) -> None:
+        """
+        Args:
+            directory: made if it is not there.
+            config: which checkpoints to keep.
+        """
         self._directory = directory.absolute()
         kept: list[Any] = [preservation_policy.LatestN(config.keep_last)]
         if config.keep_every is not None:
@@ -38,6 +44,7 @@ class CheckpointStore:
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=preservation_policy.AnyPreservationPolicy(kept),
                 enable_async_checkpointing=True,
+                cleanup_tmp_directories=True,
             ),
         )
 
@@ -81,19 +88,21 @@ class CheckpointStore:
         items, meta = self._read(step, split(shape))
         return join(items, shape), meta["data"]
 
-    def restore_params(self, step: int, shape: TrainState) -> Any:
-        """Reads only the parameters; raises as `restore` does."""
-        items, _ = self._read(step, {"params": split(shape)["params"]})
-        return join({"params": items["params"], "state": split(shape)["state"]}, shape).params
+    def restore_params(self, step: int, shape: TrainState) -> tuple[Any, dict[str, Any]]:
+        """Reads only the parameters, and the config that they were trained with; raises as `restore` does."""
+        items, meta = self._read(step, {"params": split(shape)["params"]})
+        return join({"params": items["params"], "state": split(shape)["state"]}, shape).params, meta["config"]
 
     def set_aside(self, step: int) -> Path:
         """Moves a damaged checkpoint out of the way, and tells where to."""
         target = self._directory.with_name(f"{self._directory.name}-damaged") / str(step)
-        if jax.process_index() == 0:
+
+        def move() -> None:
             shutil.rmtree(target, ignore_errors=True)
             target.parent.mkdir(exist_ok=True)
             (self._directory / str(step)).rename(target)
-        ocp.multihost.sync_global_processes(f"set aside {step}")
+
+        on_first_process(move)
         self._manager.reload()
         return target
 
@@ -107,21 +116,33 @@ class CheckpointStore:
             metadata = self._manager.item_metadata(step)
             saved = {item: dict(metadata[item].tree) for item in shapes}
         except Exception as error:
+            _raise_if_not_damage(error, self._directory / str(step))
             raise DamagedCheckpointError(_reason(error)) from error
         for item, wanted in shapes.items():
             _refuse_other_model(self._directory / str(step), saved[item], wanted)
         arguments = {item: ocp.args.StandardRestore(wanted) for item, wanted in shapes.items()}
+        failure, restored = None, None
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore(), **arguments))
-            meta = restored["meta"]
-            found = {item: checksums(restored[item]) for item in shapes}
         except Exception as error:
-            raise DamagedCheckpointError(_reason(error)) from error
+            failure = error
+        # The checksums are taken by all processes together, so all must have come this far.
+        if not on_all_processes(failure is None) or restored is None:
+            failure = failure or OSError("another process could not read it")
+            _raise_if_not_damage(failure, self._directory / str(step))
+            raise DamagedCheckpointError(_reason(failure))
         for item in shapes:
-            for name, value in found[item].items():
-                if meta["checksums"][item].get(name) != value:
+            for name, value in checksums(restored[item]).items():
+                if restored["meta"]["checksums"][item].get(name) != value:
                     raise DamagedCheckpointError(f"the checksum of {name} does not match")
-        return {item: restored[item] for item in shapes}, meta
+        return {item: restored[item] for item in shapes}, restored["meta"]
+
+
+def _raise_if_not_damage(error: Exception, path: Path) -> None:
+    """What the machine lacks says nothing about the checkpoint: nobody may set a sound one aside for it."""
+    lacking = ("RESOURCE_EXHAUSTED", "Permission denied", "Too many open files", "Input/output error")
+    if isinstance(error, MemoryError) or any(word in str(error) for word in lacking):
+        raise UserError(f"cannot read the checkpoint {path} ({_reason(error)}); mend that and run again") from error
 
 
 def latest_step(directory: Path) -> int | None:

@@ -8,7 +8,7 @@ from dseekjax.section import Section
 
 
 class SourceConfig(Section):
-    path: str = Field(description="A UTF-8 text file; `builtin:emma` is the novel that is shipped.")
+    path: str = Field(description="A UTF-8 text file; `builtin:emma` is Jane Austen's novel, which is shipped.")
     weight: float = Field(1.0, gt=0, description="Share of this source among the sequences, relative to the others.")
     document_separator: str | None = Field(
         None, description="Regular expression at whose matches the file is cut into documents; null keeps it whole."

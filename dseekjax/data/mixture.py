@@ -18,7 +18,7 @@ def assign(
 
     Args:
         indices: numbers of records in the mixture.
-        weights: relative shares, taken to a relative precision of 2^-20.
+        weights: relative shares, taken to a precision of 2^-20; a source with less than half of that is never read.
     """
     remaining = np.asarray(indices, np.int64).copy()
     source = np.full(remaining.shape, len(weights) - 1)

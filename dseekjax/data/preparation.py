@@ -1,6 +1,7 @@
 """From the data config to open corpora, tokenising what was not tokenised before."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,13 @@ class PreparedData:
         return [corpus.identity for corpus in self.training]
 
 
-def prepare(config: DataConfig, *, vocabulary_size: int, kept_tokenizer: Path | None = None) -> PreparedData:
+def prepare(
+    config: DataConfig,
+    *,
+    vocabulary_size: int,
+    kept_tokenizer: Path | None = None,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> PreparedData:
     """Reads, splits and tokenises every source, or opens what an earlier call left in the cache.
 
     Args:
@@ -43,6 +50,7 @@ def prepare(config: DataConfig, *, vocabulary_size: int, kept_tokenizer: Path | 
         vocabulary_size: rows of the model's embedding.
         kept_tokenizer: the tokenizer.json of an earlier start of the same run; used where the file exists, so that a
             resumed run keeps the very tokenizer that it began with.
+        tell: called with sentences for the user before something that may take long.
 
     Raises:
         UserError: a source cannot be read, or the tokenizer does not fit the model.
@@ -64,18 +72,28 @@ def prepare(config: DataConfig, *, vocabulary_size: int, kept_tokenizer: Path | 
         tokenizer = load_tokenizer(kept_tokenizer)
     else:
         tokenizer = _tokenizer(config, [document for documents, _ in split for document in documents])
-    if tokenizer.get_vocab_size() > vocabulary_size:
+    # Not the number of tokens: ids may leave gaps.
+    needed = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    if needed > vocabulary_size:
         raise UserError(
-            f"model.vocabulary_size {vocabulary_size} is smaller than the tokenizer's {tokenizer.get_vocab_size()} "
-            f"tokens; set it to at least {tokenizer.get_vocab_size()}"
+            f"model.vocabulary_size {vocabulary_size} is smaller than the tokenizer's {needed} tokens; set it to "
+            f"at least {needed}"
         )
     end_token = end_of_document_id(tokenizer, config.end_of_document)
     cache = Path(config.cache_dir).expanduser() / "corpora"
     key = fingerprint(tokenizer) + config.end_of_document
+
+    def corpus(documents: list[str]) -> Corpus:
+        path = cache / _content_key(documents, key)
+        if not path.is_dir():
+            tell(f"Tokenising {len(documents):,} documents into {path}.")
+            write_corpus(path, documents, tokenizer, end_token)
+        return open_corpus(path)
+
     return PreparedData(
         tokenizer,
-        tuple(_corpus(cache, documents, tokenizer, end_token, key) for documents, _ in split),
-        tuple(_corpus(cache, documents, tokenizer, end_token, key) for documents in held_out if documents),
+        tuple(corpus(documents) for documents, _ in split),
+        tuple(corpus(documents) for documents in held_out if documents),
     )
 
 
@@ -88,14 +106,9 @@ def _tokenizer(config: DataConfig, documents: list[str]) -> tokenizers.Tokenizer
     return load_tokenizer(Path(config.tokenizer).expanduser())
 
 
-def _corpus(
-    cache: Path, documents: list[str], tokenizer: tokenizers.Tokenizer, end_token: int, tokenizer_key: str
-) -> Corpus:
+def _content_key(documents: list[str], tokenizer_key: str) -> str:
     digest = hashlib.sha256(f"{FORMAT} {tokenizer_key}".encode())
     for document in documents:
         content = document.encode()
         digest.update(len(content).to_bytes(8, "little") + content)
-    path = cache / digest.hexdigest()[:32]
-    if not path.is_dir():
-        write_corpus(path, documents, tokenizer, end_token)
-    return open_corpus(path)
+    return digest.hexdigest()[:32]

@@ -59,7 +59,9 @@ def hold_out(documents: list[str], fraction: float) -> tuple[list[str], list[str
         return documents, []
     if len(documents) == 1:
         text = documents[0]
-        cut = text.find("\n", int(len(text) * (1 - fraction))) + 1 or int(len(text) * (1 - fraction))
+        cut = max(1, int(len(text) * (1 - fraction)))
+        line_end = text.find("\n", cut, len(text) - 1) + 1
+        cut = line_end or cut
         return [text[:cut]], [text[cut:]] if text[cut:] else []
     kept = max(1, min(len(documents) - 1, round(len(documents) * (1 - fraction))))
     return documents[:kept], documents[kept:]

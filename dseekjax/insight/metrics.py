@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dseekjax.errors import UserError
+from dseekjax.files import write_whole
 from dseekjax.training.hooks import Context, Hook, Record
 
 
@@ -52,15 +53,13 @@ class MetricsHook(Hook):
         self._path = path
         self._writers = writers
         self._queue: queue.Queue[Any] = queue.Queue()
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
 
     def on_start(self, context: Context) -> None:
         kept = [record for record in read_records(self._path) if (record["step"] or 0) <= context.step]
-        partial = self._path.with_name(f".{self._path.name}.partial")
         try:
-            partial.write_text("".join(_line(record) for record in kept))
-            partial.rename(self._path)
+            write_whole(self._path, "".join(_line(record) for record in kept))
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by the thread
             for writer in self._writers:
                 writer.start(context.step)
@@ -97,7 +96,7 @@ class MetricsHook(Hook):
                     self._file.flush()
                     for writer in self._writers:
                         writer.write(item)
-            except OSError as error:
+            except Exception as error:  # nobody may be left waiting for a thread that died
                 self._failure = error
             finally:
                 if isinstance(item, threading.Event):
@@ -112,10 +111,11 @@ class MetricsHook(Hook):
         if self._failure is not None:
             raise self._error(self._failure)
 
-    def _error(self, error: OSError) -> UserError:
+    def _error(self, error: Exception) -> UserError:
+        reason = getattr(error, "strerror", None) or error
         return UserError(
-            f"run.dir: cannot write {self._path} ({error.strerror}); make room there and run again, training goes "
-            "on from the last checkpoint"
+            f"run.dir: cannot write {self._path} ({reason}); make room there and run again, training goes on from the "
+            "last checkpoint"
         )
 
 

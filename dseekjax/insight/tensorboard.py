@@ -1,29 +1,44 @@
 """Records as TensorBoard events."""
 
+import time
 from pathlib import Path
 
 from dseekjax.training.hooks import Record
 
 
 class TensorBoardWriter:
-    """Writes every number of a record as a scalar under its name."""
+    """Writes every number of a record as a scalar under its name.
+
+    Below tensorboardX's SummaryWriter, which has a thread of its own that dies silently on a full disk.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def start(self, step: int) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        self._writer = SummaryWriter(str(self._directory), purge_step=step + 1)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._file = EventsWriter(str(self._directory / "events"))
+        # Makes TensorBoard forget what an earlier start of the run wrote of later steps.
+        begin = Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._file.write_event(begin)
 
     def write(self, record: Record) -> None:
-        step = int(record["step"] or 0)
-        for name, value in record.items():
-            if value is not None and name != "step":
-                self._writer.add_scalar(name, value, step)
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in record.items()
+            if value is not None and name != "step"
+        ]
+        event = Event(wall_time=time.time(), step=int(record["step"] or 0), summary=Summary(value=values))
+        self._file.write_event(event)
 
     def flush(self) -> None:
-        self._writer.flush()
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()

@@ -38,14 +38,13 @@ class TerminalHook(Hook):
         left = "-:--"
         if step > self._first:
             left = _clock((now - self._began) / (step - self._first) * (self._total - step))
-        loss = record["loss"]
-        status = f"loss {'not finite' if loss is None else f'{loss:.4f}'}"
+        status = f"loss {_number(record['loss'])}"
         status += f"  {record['tokens_per_second']:,.0f} tokens/s"
         self._progress.update(self._task, completed=step, status=f"{status}  {left} left")
         if "eval_loss" in record:
             self._console.print(
-                f"step {step}  held-out loss {record['eval_loss']:.4f}"
-                f"  {record['eval_bits_per_byte']:.4f} bits per byte",
+                f"step {step}  held-out loss {_number(record['eval_loss'])}"
+                f"  {_number(record['eval_bits_per_byte'])} bits per byte",
                 highlight=False,
             )
         if step % self._every_steps == 0 or step == self._total:
@@ -53,6 +52,10 @@ class TerminalHook(Hook):
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _clock(seconds: float) -> str:

@@ -8,7 +8,7 @@ from dseekjax.section import Section
 
 
 class _Warmup(Section):
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear rise from 0 to the peak.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear rise to the peak, from its warmup_steps-th part.")
 
 
 class ConstantSchedule(_Warmup):

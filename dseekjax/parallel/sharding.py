@@ -105,3 +105,10 @@ def shardings(specs: Any, mesh: AnyMesh) -> Any:
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
     )
+
+
+def bytes_per_device(shapes: Any) -> int:
+    """Memory that a pytree of placed arrays takes on each device."""
+    return sum(
+        math.prod(shape.sharding.shard_shape(shape.shape)) * shape.dtype.itemsize for shape in jax.tree.leaves(shapes)
+    )

@@ -1,6 +1,5 @@
 """From a process's rows in host memory to global arrays."""
 
-import math
 from typing import Any
 
 import jax
@@ -30,10 +29,3 @@ def to_devices(fields: dict[str, np.ndarray], rows: Int[np.ndarray, "rows"], bat
         return jax.make_array_from_callback(shape.shape, shape.sharding, part)
 
     return Batch(**{name: place(fields[name], getattr(batch_shape, name)) for name in Batch.__dataclass_fields__})
-
-
-def bytes_per_device(shapes: Any) -> int:
-    """Memory that a pytree of placed arrays takes on each device."""
-    return sum(
-        math.prod(shape.sharding.shard_shape(shape.shape)) * shape.dtype.itemsize for shape in jax.tree.leaves(shapes)
-    )

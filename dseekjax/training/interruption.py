@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT as requests to stop after the current step."""
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -18,10 +19,12 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():
-            # With several processes, SIGTERM belongs to JAX's coordination, which has all stop at the same step.
-            alone = jax.process_count() == 1
-            for number in (signal.SIGINT, signal.SIGTERM) if alone else (signal.SIGINT,):
-                self._previous[number] = signal.signal(number, self._remember)
+            if jax.process_count() == 1:
+                handlers = {signal.SIGINT: self._remember, signal.SIGTERM: self._remember}
+            else:
+                # SIGTERM belongs to JAX's coordination, which has all processes stop at the same step.
+                handlers = {signal.SIGINT: _terminate}
+            self._previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
     def __exit__(
@@ -43,3 +46,7 @@ class Interruption:
                 return True
             return False
         return self.received is not None
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)

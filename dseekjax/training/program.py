@@ -43,7 +43,7 @@ class Program:
     """`ShapeDtypeStruct`s with shardings."""
     batch_shape: Batch
     init: Callable[[], TrainState]
-    """A new state from `run.seed`; the same on every mesh."""
+    """A new state from `run.seed`; the same on every mesh, to rounding."""
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     """Gives its first argument's memory to the new state."""
     eval_step: Callable[[TrainState, Batch], Sums]
@@ -67,7 +67,8 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     def new_model(key: jax.Array) -> Decoder:
         return Decoder(config.model, operations, nnx.Rngs(params=key))
 
-    graphdef, param_state, *_ = nnx.split(nnx.eval_shape(new_model, jax.random.key(0)), nnx.Param, ...)
+    abstract_model = nnx.eval_shape(lambda: new_model(jax.random.key(0)))
+    graphdef, param_state, *_ = nnx.split(abstract_model, nnx.Param, ...)
     specs = parameter_specs(param_state, RULES, mesh)
     optimizer = build_optimizer(config.optimizer)
 

@@ -1,7 +1,6 @@
 """The folder of a run: what is in it, and whether a config may go on in it."""
 
 import fcntl
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import IO, Any
 
 from dseekjax.config import Config, load_config
 from dseekjax.errors import UserError
+from dseekjax.files import write_whole
+from dseekjax.training.hooks import Context, Hook
 
 CHANGEABLE = (
     "run.dir",
@@ -81,7 +82,14 @@ class RunDirectory:
         """Raises UserError if the run in this folder began with a config that this one may not follow."""
         if not self.config.is_file():
             return
-        before, now = (_flat(c.model_dump(mode="json")) for c in (load_config(self.config), config))
+        try:
+            kept = load_config(self.config)
+        except UserError as error:
+            raise UserError(
+                f"run.dir {self.path}: its config.yaml does not load, is it of another version? ({error}); choose "
+                "another run.dir, or start over with --fresh"
+            ) from error
+        before, now = (_flat(c.model_dump(mode="json")) for c in (kept, config))
         changes = [
             f"  {key}: {before.get(key)!r} then, {now.get(key)!r} now"
             for key in sorted({*before, *now})
@@ -93,21 +101,16 @@ class RunDirectory:
                 "start over with --fresh:\n" + "\n".join(changes)
             )
 
-    def write(self, path: Path, text: str) -> None:
-        """Replaces a file of the folder, whole or not at all.
 
-        Raises:
-            UserError: it cannot be written.
-        """
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            with open(partial, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(path)
-        except OSError as error:
-            raise UserError(f"run.dir: cannot write {path} ({error.strerror}); make room or choose another") from error
+class KeepFilesHook(Hook):
+    """Writes files of the run directory at the start, once the hooks before it have found nothing wrong."""
+
+    def __init__(self, files: dict[Path, str]) -> None:
+        self._files = files
+
+    def on_start(self, context: Context) -> None:
+        for path, text in self._files.items():
+            write_whole(path, text)
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

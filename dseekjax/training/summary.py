@@ -3,9 +3,11 @@
 import importlib.metadata
 
 import jax
+from jax.sharding import AbstractMesh
 
 from dseekjax.models.flops import parameter_count, training_flops_per_token
-from dseekjax.training.feed import bytes_per_device
+from dseekjax.parallel.mesh import AnyMesh
+from dseekjax.parallel.sharding import bytes_per_device
 from dseekjax.training.program import Program
 from pallas_kernels.attention import choose_implementation
 
@@ -23,7 +25,6 @@ def summarise(program: Program) -> str:
     attention: str = config.model.attention.implementation
     if attention == "auto":
         attention = choose_implementation(query_length=length, causal=True)
-    devices = jax.devices()
     lines = {
         "model": f"{config.model.kind}, {config.model.num_layers} layers of width {config.model.embed_dim}, "
         f"{attention} attention",
@@ -33,10 +34,17 @@ def summarise(program: Program) -> str:
         f"{config.precision.compute_dtype}",
         "memory": f"{_size(state)} of state per device, {_size(params)} of it parameters; activations come on top",
         "mesh": axes,
-        "devices": f"{len(devices)} x {devices[0].device_kind} in {jax.process_count()} process(es)",
+        "devices": _devices(program.mesh),
         "versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("dseekjax", *PACKAGES)),
     }
     return "\n".join(f"{name:<16} {value}" for name, value in lines.items())
+
+
+def _devices(mesh: AnyMesh) -> str:
+    if isinstance(mesh, AbstractMesh):
+        return f"{mesh.size}, not there"
+    kinds = {device.device_kind for device in mesh.devices.flat}
+    return f"{mesh.size} x {' and '.join(sorted(kinds))} in {jax.process_count()} process(es)"
 
 
 def _size(num_bytes: float) -> str:

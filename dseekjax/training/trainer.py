@@ -83,7 +83,7 @@ class Trainer:
     def _run(self, context: Context) -> Context:
         config, program = self.program.config, self.program
         rows = rows_of_process(program.batch_shape)
-        batches = self._feed(context.step)
+        batches = self._feed(context.data["batch"])
         state = context.state or program.init()
         with Interruption() as interruption:
             while context.step < context.total_steps and not context.last:

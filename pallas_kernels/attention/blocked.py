@@ -1,5 +1,7 @@
 """Attention in blocks of queries, each against only the keys that causality lets it see."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -28,10 +30,18 @@ def blocked_attention(
     """
     query_length, key_length = query.shape[1], key.shape[1]
     block = max(BLOCK_SIZE, -(-query_length // MAX_BLOCKS))
-    attend = jax.checkpoint(masked_attention, static_argnums=4)
-    outputs = []
-    for start in range(0, query_length, block):
-        stop = min(start + block, query_length)
+
+    # What a block needs is cut out and masked inside what is recomputed, so that only whole inputs are kept.
+    @functools.partial(jax.checkpoint, static_argnums=(5, 6))
+    def attend(
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        query_segment_ids: jax.Array | None,
+        key_segment_ids: jax.Array | None,
+        start: int,
+        stop: int,
+    ) -> jax.Array:
         keys = stop if causal else key_length
         mask = visible(
             jnp.arange(start, stop),
@@ -40,5 +50,10 @@ def blocked_attention(
             None if key_segment_ids is None else key_segment_ids[:, :keys],
             causal,
         )
-        outputs.append(attend(query[:, start:stop], key[:, :keys], value[:, :keys], mask, scale))
+        return masked_attention(query[:, start:stop], key[:, :keys], value[:, :keys], mask, scale)
+
+    outputs = [
+        attend(query, key, value, query_segment_ids, key_segment_ids, start, min(start + block, query_length))
+        for start in range(0, query_length, block)
+    ]
     return jnp.concatenate(outputs, axis=1)

@@ -1,14 +1,16 @@
 """Checkpoints: onto other meshes, damaged, of another model."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
 import pytest
 
 from dseekjax.checkpoint.config import CheckpointConfig
-from dseekjax.checkpoint.fingerprint import checksums
+from dseekjax.checkpoint.fingerprint import checksums, placed_checksums
 from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
+from dseekjax.checkpoint.layout import split
 from dseekjax.checkpoint.store import CheckpointStore, latest_step
 from dseekjax.errors import UserError
 from dseekjax.training.hooks import Context
@@ -87,12 +89,28 @@ def test_missing_files_count_as_damage(saved, program):
     told = []
     assert start(hook(saved, program, told.append)).step == 1
     assert len(told) == 3
+    assert latest_step(saved) == 1
 
 
-def test_when_all_are_damaged_training_starts_anew(saved, program):
+def test_when_all_are_damaged_nothing_is_moved_or_begun_anew(saved, program):
     for step in (1, 2, 3):
         damage(saved / str(step))
-    assert start(hook(saved, program)) is None
+    with pytest.raises(UserError, match=r"none of the 3 checkpoints of this run can be read \(step 3: .*--fresh"):
+        start(hook(saved, program))
+    assert latest_step(saved) == 3
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("RESOURCE_EXHAUSTED: out of memory"), PermissionError("Permission denied")]
+)
+def test_what_the_machine_lacks_is_no_damage(saved, program, monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.restore", fail)
+    with pytest.raises(UserError, match=r"cannot read the checkpoint .*mend that and run again"):
+        start(hook(saved, program))
+    assert latest_step(saved) == 3
 
 
 def test_another_model_is_refused_by_its_first_array(saved, capfd):
@@ -120,22 +138,44 @@ def test_old_checkpoints_go_and_every_kth_stays(tmp_path, state):
 
 def test_a_new_run_starts_from_the_parameters_of_another(saved, state):
     other = build_program(tiny_config("run.seed=5"), jax.devices()[:2])
-    initialize = InitializeHook(saved, other.init, other.state_shape, lambda sentence: None)
-    context = initialize.on_start(Context(0, 20, {}))
+    told = []
+
+    def initialize(directory):
+        model = {**other.config.model.model_dump(mode="json"), "norm_epsilon": 0.5}
+        hook = InitializeHook(directory, other.init, other.state_shape, model, told.append)
+        return hook.on_start(Context(0, 20, {}))
+
+    store = CheckpointStore(saved, CheckpointConfig(keep_last=9))
+    store.save(4, state, {}, tiny_config().model_dump(mode="json"))
+    store.wait()
+    store.close()
+    context = initialize(saved)
     assert (context.step, int(context.state.step)) == (0, 0)
     jax.tree.map(np.testing.assert_array_equal, context.state.params, state.params)
     assert (np.asarray(context.state.rng) != state.rng).any()
+    assert told[0] == "Note: model.norm_epsilon was 1e-05 there and is 0.5 here."
+    assert len(told) == 2
     with pytest.raises(UserError, match=r"no run with checkpoints there"):
-        InitializeHook(saved / "none", other.init, other.state_shape, print).on_start(Context(0, 20, {}))
+        initialize(saved / "none")
 
 
-def test_checksums_see_every_bit_and_place():
-    array = np.random.default_rng(0).normal(size=64).astype(np.float32)
+def test_checksums_see_every_bit_place_and_sign():
+    array = np.random.default_rng(0).normal(size=(4, 16)).astype(np.float32)
     original = checksums({"a": array})
-    for i in (0, 31, 63):
+    for i in range(64):
         flipped = array.copy()
-        flipped.view(np.uint32)[i] ^= 1 << (i % 32)
+        flipped.view(np.uint32).reshape(-1)[i] ^= 1 << (i % 32)
         assert checksums({"a": flipped}) != original
-    swapped = array.copy()
-    swapped[[3, 40]] = swapped[[40, 3]]
-    assert checksums({"a": swapped}) != original
+    pairs = np.random.default_rng(1).permutation(64).reshape(-1, 2)
+    for pair in pairs:
+        swapped, negated = array.copy().reshape(-1), array.copy().reshape(-1)
+        swapped[pair] = swapped[pair[::-1]]
+        negated[pair] = -negated[pair]
+        assert checksums({"a": swapped.reshape(4, 16)}) != original
+        assert checksums({"a": negated.reshape(4, 16)}) != original
+
+
+def test_checksums_gather_nothing(program):
+    text = placed_checksums.lower(split(program.state_shape)["params"]).compile().as_text()
+    assert "all-reduce" in text
+    assert not {"all-gather", "all-to-all", "collective-permute"} & set(re.findall(r"[a-z-]+(?=\()", text))

@@ -1,13 +1,19 @@
 """The metrics file across crashes, and what is made from it."""
 
 import errno
+import io
 import json
+import struct
 
 import pytest
+from rich.console import Console
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from dseekjax.errors import UserError
 from dseekjax.insight.metrics import MetricsHook, read_records
 from dseekjax.insight.report import write_report
+from dseekjax.insight.tensorboard import TensorBoardWriter
+from dseekjax.insight.terminal import TerminalHook
 from dseekjax.training.hooks import Context
 
 
@@ -23,7 +29,7 @@ def record(step, loss=1.5):
 
 
 class Collect:
-    def __init__(self, failing=False):
+    def __init__(self, failing=None):
         self.records, self.failing = [], failing
 
     def start(self, step):
@@ -31,7 +37,7 @@ class Collect:
 
     def write(self, record):
         if self.failing:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise self.failing
         self.records.append(record)
 
     def flush(self):
@@ -68,13 +74,51 @@ def test_records_after_the_restored_step_and_torn_lines_go(tmp_path):
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_a_full_disk_is_one_sentence(tmp_path):
-    hook = MetricsHook(tmp_path / "m.jsonl", [Collect(failing=True)])
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("writer broke")])
+def test_what_fails_in_the_thread_is_one_sentence_and_holds_nobody_up(tmp_path, failure):
+    hook = MetricsHook(tmp_path / "m.jsonl", [Collect(failing=failure)])
     hook.on_start(Context(0, 100, {}))
     hook.on_record(record(1))
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(UserError, match=r"No space left on device|writer broke"):
         hook.flush()
+    with pytest.raises(UserError):
+        hook.on_record(record(2))
     hook.close()
+
+
+def test_tensorboard_gets_every_number_and_forgets_what_is_done_again(tmp_path):
+    writer = TensorBoardWriter(tmp_path / "tb")
+    writer.start(4)
+    writer.write(record(5, 0.5) | {"mfu": None})
+    writer.close()
+    (file,) = (tmp_path / "tb").iterdir()
+    _, begin, event = events(file.read_bytes())
+    assert begin.step == 5
+    assert begin.session_log.status == SessionLog.START
+    assert event.step == 5
+    values = {value.tag: value.simple_value for value in event.summary.value}
+    assert values["loss"] == 0.5
+    assert set(values) == set(record(5)) - {"step"}
+
+
+def events(content):
+    """The events of a file: each between its length, that length's checksum and its own."""
+    found = []
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        found.append(Event.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
+    return found
+
+
+def test_progress_shows_what_is_not_finite():
+    output = io.StringIO()
+    hook = TerminalHook(Console(file=output, width=200), every_steps=1)
+    hook.on_start(Context(0, 3, {}))
+    hook.on_record(record(1, None) | {"eval_loss": None, "eval_bits_per_byte": None})
+    hook.close()
+    assert "held-out loss not finite" in output.getvalue()
+    assert "step 1/3  loss not finite" in output.getvalue()
 
 
 def test_report_holds_picture_numbers_and_escaped_config(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from dseekjax.errors import UserError
-from dseekjax.training.feed import bytes_per_device, rows_of_process, to_devices
+from dseekjax.parallel.sharding import bytes_per_device
+from dseekjax.training.feed import rows_of_process, to_devices
 from dseekjax.training.program import build_program
 from tests.tiny import random_fields, tiny_config
 
