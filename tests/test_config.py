@@ -44,6 +44,8 @@ def test_overrides_reach_nested_keys_and_lists():
     assert (config.data.sources[0].path, config.data.sources[0].weight) == ("a.txt", 2.0)
     assert config.optimizer.learning_rate == 1e-4
     assert config.run.dir == "x=y"
+    for name in ("2026-01-05", "2024-13-45", "7"):
+        assert load_config(overrides=[f"run.dir={name}"]).run.dir == name
 
 
 def test_all_problems_are_named_at_once_with_the_fix():
@@ -75,6 +77,8 @@ def test_all_problems_are_named_at_once_with_the_fix():
         ("optimizer.schedule.warmup_steps=2000", "shorten the one or raise the other"),
         ("optimizer.learning_rate=.nan", "optimizer.learning_rate: nan is wrong"),
         ("train.steps", "not of the form key=value"),
+        ("train.steps=true", "train.steps is true; give what it is to be"),
+        ("checkpoint.keep_every=1500", "checkpoint.keep_every 1500 is no multiple"),
     ],
 )
 def test_impossible_values_are_refused(override, message):

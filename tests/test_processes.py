@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -93,7 +94,7 @@ def test_a_signal_stops_after_the_step_and_saves(command, tmp_path, number):
 def test_a_disk_that_is_full_during_a_save_is_one_sentence(command, tmp_path):
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
     limited += "from dseekjax.train import main; sys.exit(main(sys.argv[1:]))"
-    arguments = command("insight.tensorboard=false", "model.embed_dim=64", "checkpoint.every_steps=5")
+    arguments = command("model.embed_dim=64", "checkpoint.every_steps=5")
     done = subprocess.run([sys.executable, "-c", limited, *arguments[3:]], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert "error: cannot save a checkpoint to" in done.stderr
@@ -103,33 +104,65 @@ def test_a_disk_that_is_full_during_a_save_is_one_sentence(command, tmp_path):
 
 def test_two_processes_train_like_one_device_and_one_goes_on_alone(command, tmp_path):
     subprocess.run(command("run.virtual_devices=1", run="one"), check=True, stdout=subprocess.DEVNULL)
-    together(command("run.virtual_devices=2", "mesh.data=2", "train.steps=10"))
-    assert len(records(tmp_path / "run")) == 10
-    done = subprocess.run(command("run.virtual_devices=2"), check=True, capture_output=True, text=True)
+    expected = np.array(records(tmp_path / "one"))
+    pair = command("run.virtual_devices=2", "mesh.data=2", "checkpoint.every_steps=10", run="pair")
+    outputs = together(pair)
+    assert outputs[0][0] == outputs[1][0] == 0, outputs
+    compare(records(tmp_path / "pair"), expected)
+    shutil.rmtree(tmp_path / "pair" / "checkpoints" / "20")
+    alone = command("run.virtual_devices=2", run="pair")
+    done = subprocess.run(alone, check=True, capture_output=True, text=True)
     assert "Resuming from step 10" in done.stdout
-    expected, found = (np.array(records(tmp_path / directory)) for directory in ("one", "run"))
-    assert (expected[:, 0] == found[:, 0]).all()
+    compare(records(tmp_path / "pair"), expected)
+
+
+def compare(found, expected):
+    found = np.array(found)
+    assert (found[:, 0] == expected[:, 0]).all()
     np.testing.assert_allclose(found[:, 1], expected[:, 1], rtol=1e-5)
+    np.testing.assert_allclose(found[:, 2], expected[:, 2], rtol=1e-3)
 
 
-def together(arguments):
-    """Runs two processes that know of each other."""
+def test_what_one_of_two_processes_refuses_both_do(command):
+    for status, output in together(command("run.virtual_devices=1", "run.dir=/proc/nowhere")):
+        assert status == 2, output
+        assert "error: run.dir /proc/nowhere: cannot write there" in output
+        assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(command, tmp_path, number):
+    def interrupt(processes):
+        wait_for(lambda: len(records(tmp_path / "run")) > 2, processes[0])
+        processes[1].send_signal(number)
+
+    outputs = together(command("run.virtual_devices=1", "train.steps=100000"), interrupt)
+    step = latest_step(tmp_path / "run" / "checkpoints")
+    assert f"Stopped after step {step}, which is saved" in outputs[0][1]
+    assert records(tmp_path / "run")[-1][0] == step
+    assert {status for status, _ in outputs} == {128 + signal.SIGTERM}
+
+
+def together(arguments, meanwhile=lambda processes: None):
+    """Exit status and output of two processes that know of each other."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    environments = [
-        {
-            **os.environ,
-            "JAX_COORDINATOR_ADDRESS": address,
-            "JAX_NUM_PROCESSES": "2",
-            "JAX_PROCESS_ID": str(number),
-        }
+    processes = [
+        subprocess.Popen(
+            arguments,
+            env={
+                **os.environ,
+                "JAX_COORDINATOR_ADDRESS": address,
+                "JAX_NUM_PROCESSES": "2",
+                "JAX_PROCESS_ID": str(number),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for number in range(2)
     ]
-    processes = [
-        subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for env in environments
-    ]
+    meanwhile(processes)
     outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
-    return outputs
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]

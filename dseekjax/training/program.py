@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -85,7 +84,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
             bad_steps=jnp.zeros((), jnp.int32),
         )
 
-    state_specs = _state_specs(jax.eval_shape(init), specs, optimizer)
+    state_specs = _state_specs(jax.eval_shape(init), specs)
     state_shape = _with_shardings(jax.eval_shape(init), state_specs, mesh)
     batch_spec = partition_spec(("batch", "sequence"), RULES)
     batch_shape = _with_shardings(_batch_shape(config), _batch_of(batch_spec), mesh)
@@ -146,14 +145,16 @@ def _batch_shape(config: Config) -> Batch:
     return dataclasses.replace(_batch_of(integers), loss_weights=weights)
 
 
-def _state_specs(state: TrainState, specs: Any, optimizer: optax.GradientTransformation) -> TrainState:
+def _state_specs(state: TrainState, specs: Any) -> TrainState:
     nowhere: Any = PartitionSpec()
-    optimizer_specs = optax.tree_utils.tree_map_params(
-        optimizer,
-        lambda _, spec: spec,
-        state.optimizer_state,
-        specs,
-        transform_non_params=lambda _: nowhere,
+    structure: Any = jax.tree.structure(state.params)
+
+    def like_params(node: Any) -> bool:
+        return bool(structure == jax.tree.structure(node))
+
+    # Whatever the optimizer keeps per parameter rests where the parameter does.
+    optimizer_specs = jax.tree.map(
+        lambda node: specs if like_params(node) else nowhere, state.optimizer_state, is_leaf=like_params
     )
     variables = jax.tree.map(lambda _: nowhere, state.variables)
     return TrainState(nowhere, specs, optimizer_specs, variables, nowhere, nowhere)
