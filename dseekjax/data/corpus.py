@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from dseekjax.errors import UserError
 
 FORMAT = 1
 DOCUMENTS_PER_CALL = 512
+# A process that was killed leaves its half-made corpus behind; one as old as this is nobody's any more.
+ABANDONED_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Corpus:
     tokens: Int[np.ndarray, "tokens"]
     offsets: Int[np.ndarray, "documents+1"]
     manifest: dict[str, Any]
+    label: str = "a source"
+    """What it was made from, for messages."""
 
     @property
     def identity(self) -> str:
@@ -44,6 +49,9 @@ def write_corpus(path: Path, documents: Sequence[str], tokenizer: tokenizers.Tok
     partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for abandoned in path.parent.glob(f".{path.name}-*"):
+            if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(abandoned, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
         offsets, digest = [0], hashlib.sha256()
@@ -87,24 +95,29 @@ def _encode(documents: Sequence[str], tokenizer: tokenizers.Tokenizer) -> Iterat
             yield encoding.ids
 
 
-def open_corpus(path: Path) -> Corpus:
-    """Maps a corpus into memory.
+def open_corpus(path: Path, label: str) -> Corpus:
+    """Maps a corpus into memory, after a look at every byte of it.
+
+    Args:
+        path: of its folder.
+        label: what it was made from.
 
     Raises:
-        UserError: a file is missing, unreadable, or not of the size that the manifest says.
+        UserError: a file is missing, unreadable, or not what was written.
     """
     fix = f"remove {path} and start again; it will be made anew"
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-        dtype, num_tokens, num_documents = (manifest[key] for key in ("dtype", "num_tokens", "num_documents"))
-        size = (path / "tokens.bin").stat().st_size
-        wanted = num_tokens * np.dtype(dtype).itemsize
+        dtype, sha256 = np.dtype(manifest["dtype"]), manifest["sha256"]
+        size, wanted = (path / "tokens.bin").stat().st_size, manifest["num_tokens"] * dtype.itemsize
         if size != wanted:
             raise UserError(f"the corpus {path} is damaged: tokens.bin has {size} bytes of {wanted}; {fix}")
         tokens = np.memmap(path / "tokens.bin", dtype, "r")
         offsets = np.load(path / "offsets.npy")
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise UserError(f"the corpus {path} is damaged ({type(error).__name__}: {error}); {fix}") from error
-    if len(offsets) != num_documents + 1 or offsets[-1] != num_tokens:
-        raise UserError(f"the corpus {path} is damaged: offsets.npy does not fit the manifest; {fix}")
-    return Corpus(path, tokens, offsets, manifest)
+    digest = hashlib.sha256(tokens)
+    digest.update(offsets.tobytes())
+    if digest.hexdigest() != sha256:
+        raise UserError(f"the corpus {path} is damaged: its checksum is not that of the manifest; {fix}")
+    return Corpus(path, tokens, offsets, manifest, label)

@@ -62,12 +62,12 @@ def prepare(
         )
         for i, source in enumerate(config.sources)
     ]
-    held_out = [evaluation for _, evaluation in split]
+    evaluation = {f"the held-out part of data.sources.{i}": documents for i, (_, documents) in enumerate(split)}
     if config.evaluation_sources:
-        held_out = [
-            read_documents(source, f"data.evaluation_sources.{i}.path")
+        evaluation = {
+            f"data.evaluation_sources.{i}": read_documents(source, f"data.evaluation_sources.{i}.path")
             for i, source in enumerate(config.evaluation_sources)
-        ]
+        }
     if kept_tokenizer is not None and kept_tokenizer.is_file():
         tokenizer = load_tokenizer(kept_tokenizer)
     else:
@@ -83,17 +83,17 @@ def prepare(
     cache = Path(config.cache_dir).expanduser() / "corpora"
     key = fingerprint(tokenizer) + config.end_of_document
 
-    def corpus(documents: list[str]) -> Corpus:
+    def corpus(documents: list[str], label: str) -> Corpus:
         path = cache / _content_key(documents, key)
         if not path.is_dir():
             tell(f"Tokenising {len(documents):,} documents into {path}.")
             write_corpus(path, documents, tokenizer, end_token)
-        return open_corpus(path)
+        return open_corpus(path, label)
 
     return PreparedData(
         tokenizer,
-        tuple(corpus(documents) for documents, _ in split),
-        tuple(corpus(documents) for documents in held_out if documents),
+        tuple(corpus(documents, f"data.sources.{i}") for i, (documents, _) in enumerate(split)),
+        tuple(corpus(documents, label) for label, documents in evaluation.items() if documents),
     )
 
 

@@ -22,8 +22,9 @@ class Records:
     def __post_init__(self) -> None:
         if len(self) < 1:
             raise UserError(
-                f"data.sequence_length {self.sequence_length} is longer than a source, which has "
-                f"{len(self.corpus.tokens)} tokens; choose at most {len(self.corpus.tokens) - 1}, or give more text"
+                f"data.sequence_length {self.sequence_length} is longer than {self.corpus.label}, which has "
+                f"{len(self.corpus.tokens)} tokens; choose at most {len(self.corpus.tokens) - 1}, give more text, or "
+                "hold out another part of it"
             )
 
     def __len__(self) -> int:

@@ -107,13 +107,20 @@ def test_missing_files_and_misfits_are_refused(text, tmp_path):
 
 def test_a_damaged_corpus_is_found_before_training(text, tmp_path):
     path = prepare(config(text, tmp_path), vocabulary_size=257).training[0].path
-    size = (path / "tokens.bin").stat().st_size
+    size, offsets = (path / "tokens.bin").stat().st_size, np.load(path / "offsets.npy")
+    whole = (path / "tokens.bin").read_bytes()
     os.truncate(path / "tokens.bin", size - 2)
     with pytest.raises(UserError, match=rf"damaged: tokens\.bin has {size - 2} bytes of {size}; remove"):
         prepare(config(text, tmp_path), vocabulary_size=257)
-    os.truncate(path / "tokens.bin", size)
+    (path / "tokens.bin").write_bytes(whole)
     np.save(path / "offsets.npy", np.arange(3))
-    with pytest.raises(UserError, match=r"offsets.npy does not fit"):
+    with pytest.raises(UserError, match=r"its checksum is not that"):
+        prepare(config(text, tmp_path), vocabulary_size=257)
+    np.save(path / "offsets.npy", np.asarray(offsets))
+    flipped = bytearray((path / "tokens.bin").read_bytes())
+    flipped[100] ^= 1
+    (path / "tokens.bin").write_bytes(flipped)
+    with pytest.raises(UserError, match="its checksum is not that"):
         prepare(config(text, tmp_path), vocabulary_size=257)
     (path / "manifest.json").write_text(json.dumps({})[:1])
     with pytest.raises(UserError, match="damaged"):
