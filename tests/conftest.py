@@ -9,7 +9,6 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_opti
 
 import hypothesis
 import jax
-import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
@@ -23,13 +22,4 @@ hypothesis.settings.load_profile("default")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="run the tests that take long, too")
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
-
-
-def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--slow"):
-        skip = pytest.mark.skip(reason="takes long; give --slow")
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(skip)

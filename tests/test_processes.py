@@ -13,38 +13,17 @@ import numpy as np
 import pytest
 
 from dseekjax.checkpoint.store import latest_step
-from tests.tiny import OVERRIDES
-
-COMPARED = ("step", "loss", "grad_norm", "learning_rate")
+from tests.tiny import compared_records, door_arguments
 
 
 @pytest.fixture
 def command(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"{i} bottles of beer on the wall.\n\n" for i in range(400)))
-    config = tmp_path / "tiny.yaml"
-    config.write_text("{}")
-
-    def build(*overrides, run="run"):
-        return [
-            *(sys.executable, "-m", "dseekjax.train", "--config", str(config), *OVERRIDES),
-            "model.vocabulary_size=257",
-            f"run.dir={tmp_path / run}",
-            f"data.cache_dir={tmp_path / 'cache'}",
-            f"data.sources=[{{path: {text}, document_separator: '(?<=\\n\\n)'}}]",
-            "train.steps=20",
-            "optimizer.schedule.kind=constant",
-            "insight.print_every_steps=1",
-            *overrides,
-        ]
-
-    return build
-
-
-def records(directory):
-    path = directory / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [tuple(json.loads(line)[name] for name in COMPARED) for line in lines if line.endswith("}")]
+    """The command line of a run; `run` is the name of its directory."""
+    arguments = [
+        *(sys.executable, "-m", "dseekjax.train", *door_arguments(tmp_path)),
+        *("train.steps=20", "optimizer.schedule.kind=constant", "insight.print_every_steps=1"),
+    ]
+    return lambda *overrides, run="run": [*arguments, f"run.dir={tmp_path / run}", *overrides]
 
 
 def wait_for(condition, process, seconds=120):
@@ -60,7 +39,7 @@ def test_killed_in_a_save_and_while_stepping_the_result_is_the_same(command, tmp
     subprocess.run(command(*often, run="calm"), check=True, stdout=subprocess.DEVNULL)
     checkpoints = tmp_path / "run" / "checkpoints"
     for condition in (
-        lambda: len(records(tmp_path / "run")) > 3,
+        lambda: len(compared_records(tmp_path / "run")) > 3,
         lambda: (latest_step(checkpoints) or 0) >= 6 and list(checkpoints.glob("*tmp*")),
     ):
         process = subprocess.Popen(command(*often), stdout=subprocess.DEVNULL)
@@ -69,7 +48,7 @@ def test_killed_in_a_save_and_while_stepping_the_result_is_the_same(command, tmp
         process.wait()
     done = subprocess.run(command(*often), check=True, capture_output=True, text=True)
     assert "Resuming from step" in done.stdout
-    assert records(tmp_path / "run") == records(tmp_path / "calm")
+    assert compared_records(tmp_path / "run") == compared_records(tmp_path / "calm")
     sums = [
         json.loads((tmp_path / d / "checkpoints/60/meta/metadata").read_text())["checksums"] for d in ("run", "calm")
     ]
@@ -81,13 +60,13 @@ def test_a_signal_stops_after_the_step_and_saves(command, tmp_path, number):
     process = subprocess.Popen(
         command("train.steps=100000"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    wait_for(lambda: len(records(tmp_path / "run")) > 2, process)
+    wait_for(lambda: len(compared_records(tmp_path / "run")) > 2, process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number, output
     step = latest_step(tmp_path / "run" / "checkpoints")
     assert f"Stopped after step {step}, which is saved" in output
-    assert records(tmp_path / "run")[-1][0] == step
+    assert compared_records(tmp_path / "run")[-1][0] == step
     assert "Traceback" not in output
 
 
@@ -104,16 +83,16 @@ def test_a_disk_that_is_full_during_a_save_is_one_sentence(command, tmp_path):
 
 def test_two_processes_train_like_one_device_and_one_goes_on_alone(command, tmp_path):
     subprocess.run(command("run.virtual_devices=1", run="one"), check=True, stdout=subprocess.DEVNULL)
-    expected = np.array(records(tmp_path / "one"))
+    expected = np.array(compared_records(tmp_path / "one"))
     pair = command("run.virtual_devices=2", "mesh.data=2", "checkpoint.every_steps=10", run="pair")
     outputs = together(pair)
     assert outputs[0][0] == outputs[1][0] == 0, outputs
-    compare(records(tmp_path / "pair"), expected)
+    compare(compared_records(tmp_path / "pair"), expected)
     shutil.rmtree(tmp_path / "pair" / "checkpoints" / "20")
     alone = command("run.virtual_devices=2", run="pair")
     done = subprocess.run(alone, check=True, capture_output=True, text=True)
     assert "Resuming from step 10" in done.stdout
-    compare(records(tmp_path / "pair"), expected)
+    compare(compared_records(tmp_path / "pair"), expected)
 
 
 def compare(found, expected):
@@ -133,13 +112,13 @@ def test_what_one_of_two_processes_refuses_both_do(command):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_one_of_two_processes_stops_both_at_one_step(command, tmp_path, number):
     def interrupt(processes):
-        wait_for(lambda: len(records(tmp_path / "run")) > 2, processes[0])
+        wait_for(lambda: len(compared_records(tmp_path / "run")) > 2, processes[0])
         processes[1].send_signal(number)
 
     outputs = together(command("run.virtual_devices=1", "train.steps=100000"), interrupt)
     step = latest_step(tmp_path / "run" / "checkpoints")
     assert f"Stopped after step {step}, which is saved" in outputs[0][1]
-    assert records(tmp_path / "run")[-1][0] == step
+    assert compared_records(tmp_path / "run")[-1][0] == step
     assert {status for status, _ in outputs} == {128 + signal.SIGTERM}
 
 

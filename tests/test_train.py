@@ -11,43 +11,17 @@ import yaml
 from dseekjax.checkpoint.store import latest_step
 from dseekjax.insight.metrics import read_records
 from dseekjax.train import main
-from tests.tiny import OVERRIDES
-
-COMPARED = ("step", "loss", "grad_norm", "learning_rate")
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"{i} bottles of beer on the wall.\n\n" for i in range(400)))
-    return path
+from tests.tiny import OVERRIDES, compared_records, door_arguments
 
 
 @pytest.fixture
-def start(tmp_path, text):
+def start(tmp_path):
     """Runs the door with the tiny model on the eight virtual devices."""
-    config = tmp_path / "tiny.yaml"
-    config.write_text("{}")
-
-    def run(*arguments):
-        overrides = [
-            *OVERRIDES,
-            "model.vocabulary_size=257",
-            f"run.dir={tmp_path / 'run'}",
-            f"data.cache_dir={tmp_path / 'cache'}",
-            f"data.sources=[{{path: {text}, document_separator: '(?<=\\n\\n)'}}]",
-            "train.steps=8",
-            "checkpoint.every_steps=3",
-            "evaluation.every_steps=4",
-        ]
-        # Later overrides win, so a test may change any of these.
-        return main(["--config", str(config), *overrides, *arguments])
-
-    return run
-
-
-def metrics(directory):
-    return [tuple(record[name] for name in COMPARED) for record in read_records(directory / "metrics.jsonl")]
+    arguments = [
+        *door_arguments(tmp_path),
+        *("train.steps=8", "checkpoint.every_steps=3", "evaluation.every_steps=4"),
+    ]
+    return lambda *more: main([*arguments, *more])
 
 
 def test_a_run_from_start_to_end_and_again(start, tmp_path, capsys):
@@ -89,13 +63,13 @@ def test_a_run_from_start_to_end_and_again(start, tmp_path, capsys):
     assert f"Moved {run} to" in capsys.readouterr().out
     (moved,) = tmp_path.glob("run.before-*")
     assert latest_step(moved / "checkpoints") == 8
-    assert len(metrics(run)) == 3
+    assert len(compared_records(run)) == 3
 
 
 def test_resuming_from_any_checkpoint_repeats_the_uninterrupted_run_to_the_last_bit(start, tmp_path, capsys):
     run = tmp_path / "run"
     assert start("model.dropout=0.1") == 0
-    expected = metrics(run)
+    expected = compared_records(run)
     for kept in (6, 3):
         if kept == 3:
             assert start("model.dropout=0.1", "--fresh", "train.steps=8", "checkpoint.keep_last=9") == 0
@@ -104,20 +78,20 @@ def test_resuming_from_any_checkpoint_repeats_the_uninterrupted_run_to_the_last_
         capsys.readouterr()
         assert start("model.dropout=0.1") == 0
         assert f"Resuming from step {kept}" in capsys.readouterr().out
-        assert metrics(run) == expected
+        assert compared_records(run) == expected
 
 
 def test_a_run_goes_on_longer_and_on_another_mesh(start, tmp_path):
     run = tmp_path / "run"
     constant = ("optimizer.schedule.kind=constant", "train.steps=10")
     assert start(*constant) == 0
-    expected = metrics(run)
+    expected = compared_records(run)
     assert start("--fresh", *constant, "train.steps=5") == 0
     assert start(*constant, "mesh.data=4", "checkpoint.every_steps=2", "evaluation.every_steps=3") == 0
-    found = np.array(metrics(run))
+    found = np.array(compared_records(run))
     np.testing.assert_allclose(found[:, :2], np.array(expected)[:, :2], rtol=1e-5)
     np.testing.assert_allclose(found, expected, rtol=1e-3)
-    np.testing.assert_array_equal(metrics(run)[:5], expected[:5])
+    np.testing.assert_array_equal(compared_records(run)[:5], expected[:5])
 
 
 def test_steps_that_are_never_good_stop_the_run(start, tmp_path, capsys):
@@ -137,7 +111,9 @@ def test_a_run_starts_from_the_parameters_of_another(start, tmp_path, capsys):
     other = f"run.dir={tmp_path / 'other'}"
     assert start(other, f"train.initialize_from={tmp_path / 'run'}", "run.seed=9", "optimizer.learning_rate=1e-5") == 0
     assert "Starting from the parameters of" in capsys.readouterr().out
-    assert metrics(tmp_path / "other")[0][1] == pytest.approx(metrics(tmp_path / "run")[-1][1], abs=0.1)
+    assert compared_records(tmp_path / "other")[0][1] == pytest.approx(
+        compared_records(tmp_path / "run")[-1][1], abs=0.1
+    )
     # A mistake leaves nothing behind that the corrected command would stumble over.
     third = f"run.dir={tmp_path / 'third'}"
     assert start(third, "train.initialize_from=nowhere") == 2

@@ -1,8 +1,11 @@
 """A config that compiles in seconds, and batches for it."""
 
+from pathlib import Path
+
 import numpy as np
 
 from dseekjax.config import Config, load_config
+from dseekjax.insight.metrics import read_records
 from dseekjax.models.batch import Batch
 
 OVERRIDES = (
@@ -55,3 +58,26 @@ def random_fields(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
 
 def random_batch(config: Config, seed: int = 0) -> Batch:
     return Batch(**random_fields(config, seed))
+
+
+def door_arguments(folder: Path) -> list[str]:
+    """For the train door: the tiny model on a small text, everything inside `folder`. Later overrides win."""
+    text, config = folder / "text.txt", folder / "tiny.yaml"
+    text.write_text("".join(f"{i} bottles of beer on the wall.\n\n" for i in range(400)))
+    config.write_text("{}")
+    return [
+        *("--config", str(config)),
+        *OVERRIDES,
+        "model.vocabulary_size=257",
+        f"run.dir={folder / 'run'}",
+        f"data.cache_dir={folder / 'cache'}",
+        f"data.sources=[{{path: {text}, document_separator: '(?<=\\n\\n)'}}]",
+    ]
+
+
+def compared_records(run: Path) -> list[tuple[float | None, ...]]:
+    """What two runs of the same steps must agree on, a tuple per step."""
+    return [
+        tuple(record[name] for name in ("step", "loss", "grad_norm", "learning_rate"))
+        for record in read_records(run / "metrics.jsonl")
+    ]

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 COMPARED = ("step", "loss", "grad_norm", "learning_rate")
 PHASES = ("starting", "compiling or restoring", "stepping", "saving")
 # Seconds from the start of a phase within which the kill comes, at random.
-LINGER = {"starting": 3.0, "tokenising": 0.5, "compiling or restoring": 4.0, "stepping": 3.0, "saving": 0.1}
+LINGER = {"starting": 3.0, "tokenising": 0.5, "compiling or restoring": 4.0, "stepping": 8.0, "saving": 8.0}
 
 
 def command(folder, options):
@@ -57,16 +57,25 @@ def targets(number):
     return once[number] if number < len(once) else PHASES[number % len(PHASES)]
 
 
+def wait_for(folder, output, wanted, seconds):
+    began = time.time()
+    while phase(folder, output) != wanted and time.time() - began < seconds:
+        time.sleep(0.002)
+
+
 def kill_again_and_again(folder, options, dice):
     phases = collections.Counter()
     for number in range(options.kills):
         output = folder / f"output-{number}.txt"
         with open(output, "w") as file:
             process = subprocess.Popen(command(folder, options), stdout=file, stderr=subprocess.STDOUT)
-            began = time.time()
-            while phase(folder, output) != targets(number) and time.time() - began < options.longest:
-                time.sleep(0.002)
-            time.sleep(dice.uniform(0, LINGER[targets(number)]))
+            target = targets(number)
+            # Not the first save after a start, which would never let a checkpoint come about.
+            wait_for(folder, output, "stepping" if target == "saving" else target, options.longest)
+            time.sleep(dice.uniform(0, LINGER[target]))
+            if target == "saving":
+                wait_for(folder, output, target, options.longest)
+                time.sleep(dice.uniform(0, 0.1))
             if process.poll() is not None:
                 sys.exit(f"run {number} ended by itself: {output.read_text()[-2000:]}\nuse more --steps")
             hit = phase(folder, output)
