@@ -66,8 +66,9 @@ class Config(Section):
         scheduled = schedule.warmup_steps + (schedule.decay_steps if schedule.kind == "wsd" else 0)
         if scheduled > train.steps:
             problems.append(
-                f"optimizer.schedule.warmup_steps {schedule.warmup_steps} and what follows need {scheduled} steps, "
-                f"train.steps is {train.steps}; shorten the one or raise the other"
+                f"optimizer.schedule.warmup_steps {schedule.warmup_steps}"
+                + (f" and decay_steps {schedule.decay_steps}" if schedule.kind == "wsd" else "")
+                + f" do not fit into train.steps {train.steps}; shorten the schedule or raise train.steps"
             )
         if problems:
             raise ValueError("\n".join(problems))
@@ -108,9 +109,8 @@ def recipe_path(name: str) -> Path:
     folder = next(folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir())
     path = folder / f"{name}.yaml"
     if not path.is_file():
-        raise UserError(
-            f"--model {name}: no such recipe; there are {sorted(file.stem for file in folder.glob('*.yaml'))}"
-        )
+        known = sorted(file.stem for file in folder.glob("*.yaml"))
+        raise UserError(f"there is no recipe {name}; there are {', '.join(known)}")
     return path
 
 
@@ -149,7 +149,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UserError(f"{override!r} is not of the form key=value, as in train.steps=100")
+        hint = f"for a config file give --config {override}" if override.endswith((".yaml", ".yml")) else "see --help"
+        raise UserError(f"{override!r} is not of the form key=value, as in train.steps=100; {hint}")
     try:
         value = yaml.load(text, _StrictLoader)
     except yaml.YAMLError:
@@ -176,6 +177,7 @@ def _item(place: Any, name: str, key: str) -> int:
     length = len(place) if isinstance(place, list) else 0
     if not name.isdigit() or int(name) >= length:
         raise UserError(
-            f"{key}: the config file's list has {length} items there; give the whole list, or an item it has"
+            f"{key}: the list in the config file ends before that; give the whole list, as in "
+            "'data.sources=[{path: a.txt}]'"
         )
     return int(name)

@@ -18,13 +18,16 @@ def explain(error: ValidationError, values: dict[str, Any], root: type[BaseModel
         root: the model that it was validated against.
     """
     known = {key.name: key for key in describe(root)}
-    for problem in error.errors():
+    problems = error.errors()
+    for problem in problems:
         key = _key(problem["loc"], values)
         meaning = known.get(_without_numbers(key))
         if problem["type"] == "extra_forbidden":
             yield f"unknown key {key}" + _suggestion(_without_numbers(key), list(known))
         elif problem["type"] == "default_factory_not_called":
             continue  # It depends on a value that has a problem of its own.
+        elif problem["type"] == "too_short" and any(_inside(other["loc"], problem["loc"]) for other in problems):
+            continue  # Its items were left out for problems of their own.
         elif problem["type"] == "union_tag_invalid":
             yield f"{key}.kind: {problem['ctx']['tag']!r} is wrong; it takes {problem['ctx']['expected_tags']}"
         elif problem["type"] == "missing":
@@ -35,6 +38,10 @@ def explain(error: ValidationError, values: dict[str, Any], root: type[BaseModel
         else:
             wanted = f"; it takes {meaning.type}" if meaning else ""
             yield f"{key}: {problem['input']!r} is wrong: {problem['msg'].lower()}{wanted}"
+
+
+def _inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    return len(location) > len(outer) and location[: len(outer)] == outer
 
 
 def _key(location: tuple[int | str, ...], values: Any) -> str:

@@ -1,5 +1,6 @@
 """Every key of the config with its type, default and meaning, read off the models."""
 
+import dataclasses
 import types
 import typing
 from collections.abc import Iterator
@@ -19,12 +20,13 @@ class Key:
 
 
 def describe(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
-    """All keys below a config model, in order, each once."""
-    seen = set()
+    """All keys below a config model, in order, each once; what differs among members of a union is joined."""
+    found: dict[str, Key] = {}
     for key in _describe(model, prefix):
-        if key.name not in seen:
-            seen.add(key.name)
-            yield key
+        before = found.get(key.name, key)
+        same = before.type == key.type
+        found[key.name] = before if same else dataclasses.replace(before, type=f"{before.type}|{key.type}")
+    yield from found.values()
 
 
 def _describe(model: type[BaseModel], prefix: str) -> Iterator[Key]:

@@ -68,6 +68,8 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
             _report(directory, config, summary)
         return 0
 
+    if done is None and directory.metrics.is_file():
+        tell(f"No checkpoint of {directory.path} is there to go on from: its steps are done again from the first.")
     tell(summary)
     tell(f"run directory    {directory.path}")
     prepared = prepare(
@@ -165,7 +167,7 @@ def _hooks(
         kept = {directory.tokenizer: prepared.tokenizer.to_str(), directory.config: dump_config(config)}
         hooks.append(KeepFilesHook(kept))
         writers = [TensorBoardWriter(directory.tensorboard)] if config.insight.tensorboard else []
-        hooks.append(MetricsHook(directory.metrics, writers))
+        hooks.append(MetricsHook(directory.metrics, writers, tell))
         hooks.append(TerminalHook(console, config.insight.print_every_steps))
     if config.run.profile_steps:
         hooks.append(ProfileHook(directory.profile, config.run.profile_steps))

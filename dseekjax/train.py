@@ -2,11 +2,14 @@
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from dseekjax.config import Config, dump_config, load_config, recipe_path
 from dseekjax.config_reference import format_reference
@@ -16,6 +19,8 @@ from dseekjax.errors import UserError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 128 + n stopped by signal n."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
     try:
         options = _parse(arguments)
         config = _load(options)
@@ -30,9 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A disk or a permission, at a place that has no better words for it.
         print(f"error: cannot use {error.filename} ({error.strerror}); mend that and run again", file=sys.stderr)
         return UserError.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+    finally:
+        if on_main_thread:
+            signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Ends the process where nothing is lost by it: the training loop, where something would be, has its own handler.
+
+    A KeyboardInterrupt instead, raised while libraries load, is swallowed by some of them.
+    """
+    os.write(2, b"interrupted\n")
+    os._exit(128 + signal.SIGINT)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -74,14 +88,20 @@ def _train(config: Config, options: argparse.Namespace, arguments: Sequence[str]
     if options.dry_run:
         dry_run(config)
         return 0
-    # Of two values for one key the last holds, so that what is added here wins.
-    again = " ".join([_command(), *(shlex.quote(word) for word in arguments if word != "--fresh")])
+    data = "'data.sources=[{path: YOUR.txt}]' run.dir=runs/mine"
     next_commands = (
-        f"{again} train.steps={2 * config.train.steps}   # train on from here, twice as long",
-        f"{again} data.sources.0.path=YOUR.txt run.dir=runs/mine   # your own text",
+        f"{_again(arguments, f'train.steps={2 * config.train.steps}')}   # train on from here, to twice the steps",
+        f"{_again(arguments, data)}   # your own text",
         f"tensorboard --logdir {config.run.dir}   # look at every metric, after `pip install tensorboard`",
     )
     return run(config, fresh=options.fresh, next_commands=next_commands)
+
+
+def _again(arguments: Sequence[str], changes: str) -> str:
+    """The command that the user gave, with some keys changed."""
+    changed = re.findall(r"([\w.]+)=", changes)
+    kept = [word for word in arguments if word != "--fresh" and word.partition("=")[0] not in changed]
+    return " ".join([_command(), *map(shlex.quote, kept), changes])
 
 
 def _command() -> str:

@@ -185,7 +185,9 @@ def test_next_commands_repeat_what_was_typed(start, tmp_path, capsys):
     assert start("train.steps=2") == 0
     output = capsys.readouterr().out
     assert f"run.dir={tmp_path / 'run'}" in output
-    assert "train.steps=2 train.steps=4   # train on" in output
+    assert "train.steps=4   # train on" in output
+    assert "train.steps=2 " in output.partition("# train on")[2].partition("\n")[2]
+    assert "'data.sources=[{path: YOUR.txt}]' run.dir=runs/mine" in output
 
 
 def test_batch_size_and_model_are_other_words_for_keys(capsys):

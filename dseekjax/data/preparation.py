@@ -69,7 +69,10 @@ def prepare(
             for i, source in enumerate(config.evaluation_sources)
         }
     if kept_tokenizer is not None and kept_tokenizer.is_file():
-        tokenizer = load_tokenizer(kept_tokenizer)
+        try:
+            tokenizer = load_tokenizer(kept_tokenizer)
+        except UserError as error:
+            raise UserError(f"run.dir: {kept_tokenizer} is damaged; remove it, and it will be made anew") from error
     else:
         tokenizer = _tokenizer(config, [document for documents, _ in split for document in documents])
     # Not the number of tokens: ids may leave gaps.

@@ -4,7 +4,7 @@ import json
 import os
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,12 +44,14 @@ class MetricsHook(Hook):
     At a start, records after the restored step are dropped: the steps they are of will be done again.
     """
 
-    def __init__(self, path: Path, writers: Sequence[Writer]) -> None:
+    def __init__(self, path: Path, writers: Sequence[Writer], tell: Callable[[str], None]) -> None:
         """
         Args:
             path: of the file.
             writers: called with each record, after it was written.
+            tell: called with sentences for the user.
         """
+        self._tell = tell
         self._path = path
         self._writers = writers
         self._queue: queue.Queue[Any] = queue.Queue()
@@ -58,6 +60,10 @@ class MetricsHook(Hook):
 
     def on_start(self, context: Context) -> None:
         kept = [record for record in read_records(self._path) if (record["step"] or 0) <= context.step]
+        if len(kept) < context.step:
+            self._tell(
+                f"Note: {self._path} lacks the records of {context.step - len(kept)} of {context.step} steps done."
+            )
         try:
             write_whole(self._path, "".join(_line(record) for record in kept))
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by the thread

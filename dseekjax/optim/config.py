@@ -16,7 +16,11 @@ class ConstantSchedule(_Warmup):
 
 
 class CosineSchedule(_Warmup):
-    kind: Literal["cosine"] = Field("cosine", description="Warm-up, then half a cosine down to the end of training.")
+    kind: Literal["cosine"] = Field(
+        "cosine",
+        description="Shape after the warm-up: half a cosine or a line down to the end, the peak and "
+        "a line down over the last decay_steps (wsd), or the peak.",
+    )
     final_fraction: float = Field(0.1, ge=0, le=1, description="Last learning rate as a part of the peak.")
 
 
@@ -27,7 +31,7 @@ class LinearSchedule(_Warmup):
 
 class WarmupStableDecaySchedule(_Warmup):
     kind: Literal["wsd"] = Field("wsd", description="Warm-up, the peak, and a line down over the last decay_steps.")
-    decay_steps: int = Field(100, ge=0, description="Steps of the final decay.")
+    decay_steps: int = Field(100, ge=0, description="Steps of the final decay of wsd.")
     final_fraction: float = Field(0.0, ge=0, le=1, description="Last learning rate as a part of the peak.")
 
 

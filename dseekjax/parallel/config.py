@@ -28,5 +28,8 @@ class MeshConfig(Section):
                 raise ValueError(f"{axis} {size} is not supported yet; set {axis} to 1 and use data or fsdp")
         filling = [axis for axis, size in sizes.items() if size == -1]
         if len(filling) > 1:
-            raise ValueError(f"{' and '.join(filling)} are both -1; only one axis can fill, give the others a size")
+            raise ValueError(
+                f"{' and '.join(filling)} are both -1 (fsdp is, unless it is set); only one axis "
+                "can fill, give the others a size"
+            )
         return self

@@ -26,7 +26,7 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     if fixed > num_devices:
         raise UserError(f"{wanted} needs {fixed} devices, there are {num_devices}; make it smaller, or {hint}")
     if num_devices % fixed:
-        raise UserError(f"{wanted} makes {fixed}, which does not divide the {num_devices} devices; use a divisor")
+        raise UserError(f"{wanted} does not divide the {num_devices} devices; use a divisor")
     if -1 in sizes.values():
         return {axis: num_devices // fixed if size == -1 else size for axis, size in sizes.items()}
     if fixed != num_devices:

@@ -48,12 +48,14 @@ class Collect:
 
 
 def write(path, steps, restored_step=0, writers=()):
-    hook = MetricsHook(path, writers)
+    told = []
+    hook = MetricsHook(path, writers, told.append)
     hook.on_start(Context(restored_step, 100, {}))
     for step in steps:
         hook.on_record(record(step, 1 / (step + 1)))
     hook.flush()
     hook.close()
+    return told
 
 
 def test_records_come_back_exactly_and_reach_the_writers(tmp_path):
@@ -69,14 +71,16 @@ def test_records_after_the_restored_step_and_torn_lines_go(tmp_path):
     write(path, range(1, 8))
     with open(path, "a") as file:
         file.write('{"step": 8, "lo')
-    write(path, range(6, 9), restored_step=5)
+    assert write(path, range(6, 9), restored_step=5) == []
     assert [r["step"] for r in read_records(path)] == list(range(1, 9))
     assert all(json.loads(line) for line in path.read_text().splitlines())
+    path.unlink()
+    assert "lacks the records of 8 of 8 steps" in write(path, [9], restored_step=8)[0]
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("writer broke")])
 def test_what_fails_in_the_thread_is_one_sentence_and_holds_nobody_up(tmp_path, failure):
-    hook = MetricsHook(tmp_path / "m.jsonl", [Collect(failing=failure)])
+    hook = MetricsHook(tmp_path / "m.jsonl", [Collect(failing=failure)], print)
     hook.on_start(Context(0, 100, {}))
     hook.on_record(record(1))
     with pytest.raises(UserError, match=r"No space left on device|writer broke"):
