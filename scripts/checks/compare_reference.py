@@ -71,14 +71,14 @@ def main():
     ours = evaluate(state)["eval_loss"]
     mean_loss = jax.jit(plain_step.mean_loss)
     weights = [batch["loss_weights"].sum() for batch in held_out]
-    plain = sum(float(mean_loss(params, b)) * w for b, w in zip(held_out, weights, strict=True)) / sum(weights)
+    plain = float(sum(float(mean_loss(params, b)) * w for b, w in zip(held_out, weights, strict=True)) / sum(weights))
     print(f"held-out loss after {options.steps} steps: ours {ours:.6f}, plain {plain:.6f}")
     print(f"largest difference in the first {min(options.steps, 50)} steps: {worst:.1e} (limit 1e-4)")
     if options.json:
         result = {
             "worst_difference": worst,
             "held_out": ours,
-            "held_out_plain": float(plain),
+            "held_out_plain": plain,
             "loss_ratio": ours / plain,
         }
         print(json.dumps(result))
