@@ -150,7 +150,7 @@ def test_dry_run_prints_the_summary_and_touches_nothing(start, tmp_path, capsys)
         (["run.dir=/proc/nowhere"], "run.dir /proc/nowhere: cannot write there"),
         (
             ["data.sequence_length=20000", "model.max_positions=20000"],
-            "longer than a source",
+            "longer than data.sources.0, which has",
         ),
         (["run.virtual_devices=4"], "run.virtual_devices 4"),
         (["--model", "gpt2_124m"], "are both given"),
