@@ -66,7 +66,7 @@ def test_all_problems_are_named_at_once_with_the_fix():
         ("model.dropout=1.5", "model.dropout: 1.5 is wrong"),
         ("train.num_microbatches=3", "train.num_microbatches 3 does not divide train.global_batch_size 16"),
         ("data.sequence_length=4096", "exceeds model.max_positions 1024"),
-        ("mesh.tensor=2", "mesh.tensor 2 is not supported yet"),
+        ("mesh.pipe=2", "mesh.pipe 2 is not supported yet"),
         ("mesh.data=-1", "only one axis can fill"),
         ("mesh.data=0", "mesh.data 0 is no size"),
         ("data.tokenizer=train:7", "at least 257"),

@@ -9,19 +9,17 @@ A model comes in parts, so that training, pipelining and cached decoding need no
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from dseekjax.models.batch import Batch
 from dseekjax.models.config import DecoderConfig
 from dseekjax.models.layers.attention import SelfAttention
-from dseekjax.models.layers.cross_entropy import chunked_cross_entropy
 from dseekjax.models.layers.dropout import dropout
 from dseekjax.models.layers.feed_forward import FeedForward
 from dseekjax.models.layers.norms import build_norm
 from dseekjax.models.layers.parameters import parameter
-from dseekjax.models.operations import Operations
+from dseekjax.models.operations import Lookup, Operations, vocabulary_logits
 
 
 class Embedding(nnx.Module):
@@ -48,14 +46,14 @@ class Block(nnx.Module):
         x: Float[Array, "batch seq embed"],
         batch: Batch,
         cache: Any = None,
-        keys: Key[Array, "batch"] | None = None,
+        keys: Key[Array, "batch seq"] | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], Any, dict[str, jax.Array]]:
-        """Runs the layer; `keys` (one per example) turn dropout on, `auxiliary` holds sums to report."""
+        """Runs the layer; `keys` (one per token) turn dropout on, `auxiliary` holds sums to report."""
         rate, constrain = self.config.dropout, self.operations.constrain
         mixed = self.attention(self.attention_norm(x), batch)
-        x = constrain(x + dropout(mixed, rate, keys, 0), "batch", "sequence", "residual")
+        x = constrain(x + dropout(mixed, rate, keys, 0), "batch", "residual_sequence", "residual")
         mapped = self.feed_forward(self.feed_forward_norm(x))
-        x = constrain(x + dropout(mapped, rate, keys, 1), "batch", "sequence", "residual")
+        x = constrain(x + dropout(mapped, rate, keys, 1), "batch", "residual_sequence", "residual")
         return x, cache, {}
 
 
@@ -76,19 +74,14 @@ class Decoder(nnx.Module):
         self.final_norm = build_norm(config, rngs)
         self.unembedding = None if config.tied_embeddings else Embedding(config.vocabulary_size, config, "vocab", rngs)
 
-    def embed(self, batch: Batch, keys: Key[Array, "batch"] | None = None) -> Float[Array, "batch seq embed"]:
-        """Looks up tokens (and learned positions); `keys` (one per example) turn dropout on."""
-        x = self.operations.embed_lookup(self.token_embedding.embedding[...], batch.tokens)
+    def embed(self, batch: Batch, keys: Key[Array, "batch seq"] | None = None) -> Float[Array, "batch seq embed"]:
+        """Looks up tokens (and learned positions); `keys` (one per token) turn dropout on."""
+        lookups = [Lookup(self.token_embedding.embedding[...], batch.tokens, "vocab")]
         if self.position_embedding is not None:
-            x = x + self.operations.embed_lookup(self.position_embedding.embedding[...], batch.positions)
+            lookups.append(Lookup(self.position_embedding.embedding[...], batch.positions, "positions"))
+        x = self.operations.embed_lookup(*lookups)
         x = dropout(x, self.config.dropout, keys, 0)
-        return self.operations.constrain(x, "batch", "sequence", "residual")
-
-    def _project(
-        self, x: Float[Array, "batch seq embed"], kernel: Float[Array, "vocab embed"]
-    ) -> Float[Array, "batch seq vocab"]:
-        logits = self.operations.dense("bse,ve->bsv", x, kernel, dtype=jnp.float32)
-        return self.operations.constrain(logits, "batch", "sequence", "vocab")
+        return self.operations.constrain(x, "batch", "residual_sequence", "residual")
 
     @property
     def _output_kernel(self) -> jax.Array:
@@ -97,18 +90,14 @@ class Decoder(nnx.Module):
 
     def unembed(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
         """Logits, in float32."""
-        return self._project(self.final_norm(x), self._output_kernel)
+        logits = vocabulary_logits(self.operations.dense, self.final_norm(x), self._output_kernel)
+        return self.operations.constrain(logits, "batch", "sequence", "vocab")
 
     def loss(
         self, x: Float[Array, "batch seq embed"], batch: Batch
     ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, jax.Array]]:
         """Sum of weighted cross-entropies (nats), sum of weights, and sums to report."""
-        loss_sum, weight_sum = chunked_cross_entropy(
-            self.final_norm(x),
-            batch.targets,
-            batch.loss_weights,
-            self._output_kernel,
-            self._project,
-            self.config.loss_chunk,
+        loss_sum, weight_sum = self.operations.cross_entropy(
+            self.final_norm(x), batch.targets, batch.loss_weights, self._output_kernel, self.config.loss_chunk
         )
         return loss_sum, weight_sum, {}

@@ -1,5 +1,6 @@
-"""What a model asks of its surroundings. The defaults are local; `training.program` fills in the others."""
+"""What a model asks of its surroundings. The defaults are local; `parallel.operations` has those for a mesh."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -7,12 +8,54 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from dseekjax.models.layers.cross_entropy import LossSums, chunked_cross_entropy
+from dseekjax.models.layers.lookup import take_rows
 from pallas_kernels.attention import attention as dot_product_attention
 
+Dense = Callable[..., jax.Array]
+"""`(equation, x, kernel, *, dtype=None) -> product`; `dtype` asks for a wider result."""
+Attention = Callable[..., jax.Array]
+"""As `pallas_kernels.attention.attention`."""
 
-def keep(x: jax.Array, *axes: str) -> jax.Array:
-    """Names the logical axes of `x` and leaves its placement alone."""
-    return x
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product between the residual stream `[batch, seq, embed]` and a layer's inner width."""
+
+    equation: str
+    kernel: Float[Array, "..."]
+    kernel_axes: tuple[str, ...]
+    """Logical axes of the kernel."""
+    inner_axes: tuple[str, ...]
+    """Logical axes of the activations on the inner side."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Rows to be taken from a table."""
+
+    table: Float[Array, "rows embed"]
+    indices: Int[Array, "batch seq"]
+    rows_axis: str
+    """Logical axis of the table's rows."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """A frozen bundle of functions: how mesh, precision and kernels reach a model that knows none of them."""
+
+    constrain: Callable[..., jax.Array]
+    """`(x, *axes) -> x`: names the logical axes of `x`, which may place it."""
+    attention: Attention
+    dense: Dense
+    project_in: Callable[[jax.Array, tuple[Product, ...]], tuple[jax.Array, ...]]
+    """Several products with the same `x`, from the residual stream to inner widths."""
+    project_out: Callable[[jax.Array, Product], jax.Array]
+    """A product back to the residual stream."""
+    embed_lookup: Callable[..., jax.Array]
+    """`(*lookups) -> sum of their rows`; NaN for an index out of range."""
+    cross_entropy: Callable[..., LossSums]
+    """`(x, targets, weights, kernel, chunk) -> (loss_sum, weight_sum)`; see `layers.cross_entropy`."""
 
 
 def contract(
@@ -22,16 +65,21 @@ def contract(
     return jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
 
 
-def take_rows(table: Float[Array, "rows embed"], indices: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
-    """Looks `indices` up in `table`; an index out of range gives NaN rather than a wrong row."""
-    return table.at[indices].get(mode="fill", fill_value=jnp.nan)
+def local_operations(attention: Attention = dot_product_attention, dense: Dense = contract) -> Operations:
+    """Everything on one device."""
+    return Operations(
+        constrain=lambda x, *axes: x,
+        attention=attention,
+        dense=dense,
+        project_in=lambda x, products: tuple(dense(p.equation, x, p.kernel) for p in products),
+        project_out=lambda x, product: dense(product.equation, x, product.kernel),
+        embed_lookup=lambda *lookups: functools.reduce(jnp.add, (take_rows(x.table, x.indices) for x in lookups)),
+        cross_entropy=functools.partial(chunked_cross_entropy, project=functools.partial(vocabulary_logits, dense)),
+    )
 
 
-@dataclass(frozen=True)
-class Operations:
-    """A frozen bundle of functions: how mesh, precision and kernels reach a model that knows none of them."""
-
-    constrain: Callable[..., jax.Array] = keep
-    attention: Callable[..., jax.Array] = dot_product_attention
-    dense: Callable[..., jax.Array] = contract
-    embed_lookup: Callable[[jax.Array, jax.Array], jax.Array] = take_rows
+def vocabulary_logits(
+    dense: Dense, x: Float[Array, "batch seq embed"], kernel: Float[Array, "vocab embed"]
+) -> Float[Array, "batch seq vocab"]:
+    """Logits in float32."""
+    return dense("bse,ve->bsv", x, kernel, dtype=jnp.float32)

@@ -9,26 +9,35 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dseekjax.errors import UserError
+from dseekjax.parallel.config import MeshConfig
 from dseekjax.parallel.mesh import AnyMesh
 
 Rules = Mapping[str, tuple[str, ...]]
 
-RULES: Rules = {
-    # Activations.
-    "batch": ("data", "fsdp", "expert"),
-    "sequence": (),
-    "residual": (),
-    # Parameters.
-    "embed": ("fsdp",),
-    "layer": (),
-    "positions": (),
-    "head_dim": (),
-    # Both.
-    "vocab": (),
-    "heads": (),
-    "kv_heads": (),
-    "mlp": (),
-}
+LOGICAL_AXES = (
+    *("batch", "sequence", "residual_sequence", "residual"),  # of activations
+    *("embed", "layer", "positions"),  # of parameters
+    *("vocab", "heads", "kv_heads", "head_dim", "mlp"),  # of both
+)
+# What each style of parallelism adds to nothing being split.
+REPLICATED: Rules = dict.fromkeys(LOGICAL_AXES, ())
+SHARDED_DATA: Rules = {"batch": ("data", "fsdp", "expert"), "embed": ("fsdp",)}
+CONTEXT: Rules = {"sequence": ("context",), "residual_sequence": ("context",)}
+TENSOR: Rules = dict.fromkeys(("vocab", "heads", "kv_heads", "mlp"), ("tensor",))
+SEQUENCE: Rules = {"residual_sequence": ("context", "tensor")}
+
+
+def build_rules(config: MeshConfig) -> Rules:
+    """The mesh axes of every logical axis.
+
+    Raises:
+        UserError: `config.rules` names a logical axis that does not exist.
+    """
+    unknown = sorted(config.rules.keys() - REPLICATED.keys())
+    if unknown:
+        raise UserError(f"mesh.rules: there is no logical axis {unknown[0]!r}; there are {', '.join(REPLICATED)}")
+    sequence = SEQUENCE if config.sequence_parallel else {}
+    return {**REPLICATED, **SHARDED_DATA, **CONTEXT, **TENSOR, **sequence, **config.rules}
 
 
 def without(rules: Rules, *mesh_axes: str) -> Rules:

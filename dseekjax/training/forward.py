@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 from dseekjax.memory.config import MemoryConfig
 from dseekjax.memory.recompute import scan_layers
 from dseekjax.models.batch import Batch
-from dseekjax.parallel.fsdp import gather_tree
+from dseekjax.parallel.placement import gather_tree
 
 Sums = dict[str, Float[Array, ""]]
 """`loss`, `weight` and what else the model reports, each summed over positions."""
@@ -26,8 +26,8 @@ class Forward:
     """Where each parameter rests, seen from inside the manual axes."""
     memory: MemoryConfig
 
-    def __call__(self, params: Any, variables: Any, batch: Batch, keys: Key[Array, "batch"] | None = None) -> Sums:
-        """Runs all layers; `keys`, one per example, turn dropout on."""
+    def __call__(self, params: Any, variables: Any, batch: Batch, keys: Key[Array, "batch seq"] | None = None) -> Sums:
+        """Runs all layers; `keys`, one per token, turn dropout on."""
         outer, outer_specs = _without_runs(params), _without_runs(self.specs)
         model = nnx.merge(self.graphdef, {**gather_tree(outer, outer_specs), "runs": params["runs"]}, variables)
         x = model.embed(batch, _fold(keys, 0))
@@ -60,4 +60,4 @@ def _without_runs(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fold(keys: jax.Array | None, number: int | jax.Array) -> jax.Array | None:
-    return None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+    return None if keys is None else jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))(keys, number)

@@ -14,7 +14,7 @@ Loss = Callable[[Any, Any], Sums]
 
 
 def gradient_sums(
-    loss: Loss, params: Any, examples: Any, num_microbatches: int, batch_spec: PartitionSpec, specs: Any
+    loss: Loss, params: Any, examples: Any, num_microbatches: int, tokens_spec: PartitionSpec, specs: Any
 ) -> tuple[Any, Sums]:
     """Gradient of the summed loss, and all sums, over every example.
 
@@ -24,7 +24,7 @@ def gradient_sums(
         examples: a pytree whose leaves lead with the batch dimension.
         num_microbatches: parts to work through one after the other; microbatch `k` is every
             `num_microbatches`-th example from `k` on, so that cutting moves nothing between devices.
-        batch_spec: placement of the batch dimension.
+        tokens_spec: placement of the examples' dimensions, batch and sequence.
         specs: placement of each gradient.
 
     Returns:
@@ -44,7 +44,7 @@ def gradient_sums(
 
     def cut(x: jax.Array) -> jax.Array:
         parts = x.reshape(x.shape[0] // num_microbatches, num_microbatches, *x.shape[1:]).swapaxes(0, 1)
-        return jax.lax.with_sharding_constraint(parts, PartitionSpec(None, *batch_spec))
+        return jax.lax.with_sharding_constraint(parts, PartitionSpec(None, *tokens_spec))
 
     def add(total: Any, examples: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, one(examples)), None

@@ -16,11 +16,13 @@ from dseekjax.config import Config
 from dseekjax.errors import UserError
 from dseekjax.models.batch import Batch
 from dseekjax.models.decoder import Decoder
-from dseekjax.models.operations import Operations
+from dseekjax.models.operations import contract
 from dseekjax.optim.optimizer import build_optimizer
 from dseekjax.optim.schedules import build_schedule
+from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.mesh import AnyMesh, build_mesh
-from dseekjax.parallel.sharding import RULES, Rules, parameter_specs, partition_spec, shardings, without
+from dseekjax.parallel.operations import build_operations
+from dseekjax.parallel.sharding import Rules, build_rules, parameter_specs, partition_spec, shardings, without
 from dseekjax.precision.policy import cast_parameters
 from dseekjax.training.forward import Forward, Sums
 from dseekjax.training.state import TrainState
@@ -46,6 +48,7 @@ class Program:
     train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
     """Gives its first argument's memory to the new state."""
     eval_step: Callable[[TrainState, Batch], Sums]
+    step: Step
 
 
 def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Program:
@@ -59,16 +62,18 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         UserError: the mesh does not fit the devices, or an array does not fit the mesh.
     """
     mesh = build_mesh(config.mesh, devices)
-    _check_batch(config, mesh)
-    inner_rules = without(RULES, *MANUAL_AXES)
-    operations = _operations(config, inner_rules)
+    rules = build_rules(config.mesh)
+    _check_batch(config, rules, mesh)
+    inner_rules = without(rules, *MANUAL_AXES)
+    attend = functools.partial(attention, implementation=config.model.attention.implementation)
+    operations = build_operations(config.mesh, Layout(inner_rules, dict(mesh.shape)), attend, contract)
 
     def new_model(key: jax.Array) -> Decoder:
         return Decoder(config.model, operations, nnx.Rngs(params=key))
 
     abstract_model = nnx.eval_shape(lambda: new_model(jax.random.key(0)))
     graphdef, param_state, *_ = nnx.split(abstract_model, nnx.Param, ...)
-    specs = parameter_specs(param_state, RULES, mesh)
+    specs = parameter_specs(param_state, rules, mesh)
     optimizer = build_optimizer(config.optimizer)
 
     def init() -> TrainState:
@@ -86,7 +91,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
 
     state_specs = _state_specs(jax.eval_shape(init), specs)
     state_shape = _with_shardings(jax.eval_shape(init), state_specs, mesh)
-    batch_spec = partition_spec(("batch", "sequence"), RULES)
+    batch_spec = partition_spec(("batch", "sequence"), rules)
     batch_shape = _with_shardings(_batch_shape(config), _batch_of(batch_spec), mesh)
     step = Step(
         mesh=mesh,
@@ -96,13 +101,14 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         schedule=build_schedule(config.optimizer, config.train.steps),
         clip_norm=config.optimizer.clip_norm,
         num_microbatches=config.train.num_microbatches,
-        inner_batch_spec=partition_spec(("batch",), inner_rules),
+        tokens_spec=partition_spec(("batch", "sequence"), inner_rules),
     )
     state_shardings, batch_shardings = _shardings(state_shape), _shardings(batch_shape)
     replicated = NamedSharding(mesh, PartitionSpec())
     return Program(
         config=config,
         mesh=mesh,
+        step=step,
         state_shape=state_shape,
         batch_shape=batch_shape,
         init=jax.jit(init, out_shardings=state_shardings, compiler_options=QUICK_COMPILE),
@@ -116,22 +122,20 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     )
 
 
-def _check_batch(config: Config, mesh: AnyMesh) -> None:
-    replicas = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+def _check_batch(config: Config, rules: Rules, mesh: AnyMesh) -> None:
+    replicas = math.prod(mesh.shape[axis] for axis in rules["batch"])
     batch, microbatches = config.train.global_batch_size, config.train.num_microbatches
     if batch % (replicas * microbatches):
         raise UserError(
             f"train.global_batch_size {batch} does not divide into {replicas} replicas x {microbatches} microbatches; "
             f"make it a multiple of {replicas * microbatches}"
         )
-
-
-def _operations(config: Config, rules: Rules) -> Operations:
-    def constrain(x: jax.Array, *axes: str) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, partition_spec(axes, rules))
-
-    implementation = config.model.attention.implementation
-    return Operations(constrain=constrain, attention=functools.partial(attention, implementation=implementation))
+    length, parts = config.data.sequence_length, math.prod(mesh.shape[axis] for axis in rules["residual_sequence"])
+    if length % parts:
+        raise UserError(
+            f"data.sequence_length {length} does not divide into the {parts} parts that mesh axes "
+            f"{' and '.join(rules['residual_sequence'])} cut it into; make it a multiple of {parts}"
+        )
 
 
 def _batch_of(value: Any) -> Batch:

@@ -33,8 +33,8 @@ class Step:
     schedule: Schedule
     clip_norm: float
     num_microbatches: int
-    inner_batch_spec: PartitionSpec
-    """Placement of the batch dimension over the axes that are not manual."""
+    tokens_spec: PartitionSpec
+    """Placement of what is one per token over the axes that are not manual."""
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step. A non-finite loss or gradient changes nothing but `step` and `bad_steps`."""
@@ -78,24 +78,25 @@ class Step:
             params: Any, variables: Any, rng: jax.Array, examples: tuple[Batch, jax.Array]
         ) -> tuple[Any, Sums]:
             def loss(params: Any, examples: tuple[Batch, jax.Array]) -> Sums:
-                batch, rows = examples
+                batch, places = examples
                 key = jax.random.wrap_key_data(rng)
-                return self.forward(params, variables, batch, jax.vmap(jax.random.fold_in, (None, 0))(key, rows))
+                keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (None, 0))(key, places)
+                return self.forward(params, variables, batch, keys)
 
             sums = gradient_sums(
                 loss,
                 self.cast(params),
                 examples,
                 self.num_microbatches,
-                self.inner_batch_spec,
+                self.tokens_spec,
                 self.forward.specs,
             )
             return plain_exchange(sums)
 
-        rows = jnp.arange(batch.tokens.shape[0])
+        places = jnp.arange(batch.tokens.size, dtype=jnp.uint32).reshape(batch.tokens.shape)
         rng = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step))
         reduced = self._manual_over_data(local_gradients, 3, 1)
-        return reduced(state.params, state.variables, rng, (batch, rows))
+        return reduced(state.params, state.variables, rng, (batch, places))
 
     def _manual_over_data(
         self, function: Callable[..., Any], num_replicated: int, num_split: int

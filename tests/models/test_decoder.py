@@ -13,7 +13,7 @@ from plain_layout import plain_parameters
 from dseekjax.config import load_config, recipe_path
 from dseekjax.models.decoder import Decoder
 from dseekjax.models.flops import forward_flops_per_token, parameter_count, training_flops_per_token
-from dseekjax.models.operations import Operations
+from dseekjax.models.operations import local_operations
 from tests.references import llama
 from tests.tiny import LLAMA, random_batch, random_fields, tiny_config
 
@@ -22,7 +22,7 @@ GPT = ("model.attention.num_kv_heads=4",)
 
 def build(config, seed=0):
     """A model with every parameter random, also those that start as ones and zeros."""
-    model = Decoder(config.model, Operations(), nnx.Rngs(seed))
+    model = Decoder(config.model, local_operations(), nnx.Rngs(seed))
     graphdef, state = nnx.split(model)
     params = nnx.to_pure_dict(state)
     leaves, tree = jax.tree.flatten(params)
@@ -153,12 +153,12 @@ def test_dropout_drops_its_share_and_only_with_keys():
     graphdef, params = build(config)
     batch = random_batch(config)
     model = nnx.merge(graphdef, params)
-    keys = jax.random.split(jax.random.key(0), 16)
+    keys = jax.random.split(jax.random.key(0), batch.tokens.shape)
     plain, dropped = model.embed(batch), model.embed(batch, keys)
     zeros = np.asarray(dropped == 0)
     assert zeros.mean() == pytest.approx(0.25, abs=0.02)
     np.testing.assert_allclose(dropped[~zeros], plain[~zeros] / 0.75, rtol=1e-6)
-    # Every example has a mask of its own, which depends on nothing but its key.
+    # Every token has a mask of its own, which depends on nothing but its key.
     alone = model.embed(jax.tree.map(lambda x: x[3:4], batch), keys[3:4])
     np.testing.assert_array_equal(alone[0], dropped[3])
     assert (zeros[0] != zeros[1]).any()

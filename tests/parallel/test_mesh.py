@@ -9,7 +9,9 @@ from jax.sharding import PartitionSpec
 from dseekjax.errors import UserError
 from dseekjax.parallel.config import MeshConfig
 from dseekjax.parallel.mesh import build_mesh, mesh_sizes
-from dseekjax.parallel.sharding import RULES, partition_spec, without
+from dseekjax.parallel.sharding import build_rules, partition_spec, without
+
+RULES = build_rules(MeshConfig())
 
 
 @given(st.integers(1, 8), st.integers(1, 64))
@@ -39,8 +41,8 @@ def test_abstract_mesh_has_the_axes_of_a_real_one():
 
 
 def test_specs_follow_the_rules():
-    assert partition_spec(("layer", "embed", "mlp"), RULES) == PartitionSpec(None, "fsdp", None)
-    assert partition_spec(("batch", "sequence"), RULES) == PartitionSpec(("data", "fsdp", "expert"), None)
+    assert partition_spec(("layer", "embed", "mlp"), RULES) == PartitionSpec(None, "fsdp", "tensor")
+    assert partition_spec(("batch", "sequence"), RULES) == PartitionSpec(("data", "fsdp", "expert"), "context")
     assert partition_spec(("batch",), without(RULES, "data")) == PartitionSpec(("fsdp", "expert"))
 
 

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float
 
 from dseekjax.models.batch import Batch
 from dseekjax.models.config import DecoderConfig
-from dseekjax.models.layers.projection import Projection
+from dseekjax.models.layers.projection import Projection, project_in, project_out
 from dseekjax.models.layers.rotary import rotate
 from dseekjax.models.operations import Operations
 
@@ -19,32 +19,32 @@ class SelfAttention(nnx.Module):
         self.operations = operations
         size = config.attention
 
-        def project_in(heads: int, axis: str) -> Projection:
+        def into(heads: int, axis: str) -> Projection:
             return Projection(
                 "bse,ehd->bshd",
                 (config.embed_dim, heads, size.head_dim),
                 ("embed", axis, "head_dim"),
+                inner_axes=("batch", "sequence", axis, "head_dim"),
                 bias_dims=0 if config.biases == "none" else 2,
                 scale=config.initializer_scale,
-                operations=operations,
                 rngs=rngs,
             )
 
-        self.query = project_in(size.num_heads, "heads")
-        self.key = project_in(size.num_kv_heads, "kv_heads")
-        self.value = project_in(size.num_kv_heads, "kv_heads")
+        self.query = into(size.num_heads, "heads")
+        self.key = into(size.num_kv_heads, "kv_heads")
+        self.value = into(size.num_kv_heads, "kv_heads")
         self.output = Projection(
             "bshd,hde->bse",
             (size.num_heads, size.head_dim, config.embed_dim),
             ("heads", "head_dim", "embed"),
+            inner_axes=("batch", "sequence", "heads", "head_dim"),
             bias_dims=1 if config.biases == "all" else 0,
             scale=config.initializer_scale / (2 * config.num_layers) ** 0.5,
-            operations=operations,
             rngs=rngs,
         )
 
     def __call__(self, x: Float[Array, "batch seq embed"], batch: Batch) -> Float[Array, "batch seq embed"]:
-        query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key, value = project_in(self.operations, x, self.query, self.key, self.value)
         if self.config.positions == "rotary":
             query = rotate(query, batch.positions, self.config.rotary_theta)
             key = rotate(key, batch.positions, self.config.rotary_theta)
@@ -57,4 +57,5 @@ class SelfAttention(nnx.Module):
             key_segment_ids=batch.segment_ids,
             causal=True,
         )
-        return self.output(constrain(mixed, "batch", "sequence", "heads", "head_dim"))
+        mixed = constrain(mixed, "batch", "sequence", "heads", "head_dim")
+        return project_out(self.operations, mixed, self.output)

@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from dseekjax.models.config import DecoderConfig
-from dseekjax.models.layers.projection import Projection
+from dseekjax.models.layers.projection import Projection, project_in, project_out
 from dseekjax.models.operations import Operations
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -25,26 +25,32 @@ class FeedForward(nnx.Module):
         self.operations = operations
         embed, hidden = config.embed_dim, config.feed_forward.hidden_dim
 
-        def project(into: tuple[int, int], axes: tuple[str, str], scale: float) -> Projection:
+        def project(equation: str, into: tuple[int, int], axes: tuple[str, str], scale: float) -> Projection:
             return Projection(
-                "bsi,io->bso",
+                equation,
                 into,
                 axes,
+                inner_axes=("batch", "sequence", "mlp"),
                 bias_dims=1 if config.biases == "all" else 0,
                 scale=scale,
-                operations=operations,
                 rngs=rngs,
             )
 
-        self.up = project((embed, hidden), ("embed", "mlp"), config.initializer_scale)
-        gated = config.feed_forward.activation == "swiglu"
-        self.gate = project((embed, hidden), ("embed", "mlp"), config.initializer_scale) if gated else None
-        self.down = project(
-            (hidden, embed), ("mlp", "embed"), config.initializer_scale / (2 * config.num_layers) ** 0.5
-        )
+        def widen() -> Projection:
+            return project("bse,em->bsm", (embed, hidden), ("embed", "mlp"), config.initializer_scale)
+
+        self.up = widen()
+        self.gate = widen() if config.feed_forward.activation == "swiglu" else None
+        down_scale = config.initializer_scale / (2 * config.num_layers) ** 0.5
+        self.down = project("bsm,me->bse", (hidden, embed), ("mlp", "embed"), down_scale)
 
     def __call__(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq embed"]:
         activation = ACTIVATIONS[self.config.feed_forward.activation]
-        up = self.up(x)
-        hidden = activation(up) if self.gate is None else activation(self.gate(x)) * up
-        return self.down(self.operations.constrain(hidden, "batch", "sequence", "mlp"))
+        if self.gate is None:
+            (up,) = project_in(self.operations, x, self.up)
+            hidden = activation(up)
+        else:
+            up, gate = project_in(self.operations, x, self.up, self.gate)
+            hidden = activation(gate) * up
+        hidden = self.operations.constrain(hidden, "batch", "sequence", "mlp")
+        return project_out(self.operations, hidden, self.down)

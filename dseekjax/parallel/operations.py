@@ -1,0 +1,85 @@
+"""The operations of a model, carried out on a mesh."""
+
+import dataclasses
+import functools
+
+import jax
+
+from dseekjax.errors import UserError
+from dseekjax.models.operations import Attention, Dense, Operations, Product, local_operations
+from dseekjax.parallel.config import MeshConfig
+from dseekjax.parallel.layout import Layout
+from dseekjax.parallel.tensor import Transport, annotated_in, annotated_out, project_in, project_out
+from dseekjax.parallel.transport import AtOnce, RoundARing, WholeSequences
+from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup
+
+
+def build_operations(config: MeshConfig, layout: Layout, attention: Attention, dense: Dense) -> Operations:
+    """What a model on `layout` asks for, given how attention and matrix products run on one device.
+
+    Raises:
+        UserError: `mesh.rules` place something where nothing here can deal with it.
+    """
+    _check_rules(layout)
+    operations = dataclasses.replace(local_operations(attention, dense), constrain=layout.constrain)
+    if layout.island_axes:
+        operations = dataclasses.replace(
+            operations,
+            embed_lookup=functools.partial(sharded_lookup, layout),
+            cross_entropy=functools.partial(sharded_cross_entropy, layout, dense),
+        )
+    if layout.sizes["tensor"] > 1:
+        operations = _tensor_parallel(config, layout, operations)
+    return operations
+
+
+def _tensor_parallel(config: MeshConfig, layout: Layout, operations: Operations) -> Operations:
+    dense = operations.dense
+    transport: Transport = WholeSequences()
+    if "tensor" in layout.axes("residual_sequence"):
+        transport = RoundARing() if config.tensor_overlap == "ring" else AtOnce()
+
+    def by_hand(*products: Product) -> bool:
+        split = all("tensor" in {a for name in p.inner_axes for a in layout.axes(name)} for p in products)
+        if config.tensor_overlap == "ring" and not split:
+            raise UserError(
+                "mesh.tensor_overlap ring needs heads, kv_heads and mlp split over tensor, and mesh.rules keep "
+                f"{products[0].inner_axes[2:]} from it; leave that rule out, or set mesh.tensor_overlap to none"
+            )
+        return split and config.tensor_overlap != "xla"
+
+    def into(x: jax.Array, products: tuple[Product, ...]) -> tuple[jax.Array, ...]:
+        if by_hand(*products):
+            return project_in(layout, transport, dense, x, products)
+        return annotated_in(layout, dense, x, products)
+
+    def out(x: jax.Array, product: Product) -> jax.Array:
+        if by_hand(product):
+            return project_out(layout, transport, dense, x, product)
+        return annotated_out(layout, dense, x, product)
+
+    return dataclasses.replace(operations, project_in=into, project_out=out)
+
+
+def _check_rules(layout: Layout) -> None:
+    allowed = {
+        "batch": {"fsdp", "expert"},
+        "sequence": {"context"},
+        "residual_sequence": {"context", "tensor"},
+        "vocab": {"tensor"},
+        "heads": {"tensor"},
+        "kv_heads": {"tensor"},
+        "mlp": {"tensor"},
+        "embed": set(layout.rules["batch"]),
+        "residual": set(),
+        "head_dim": set(),
+        "positions": set(),
+        "layer": set(),
+    }
+    for name, axes in layout.rules.items():
+        wrong = sorted(set(axes) - allowed[name])
+        if wrong:
+            raise UserError(
+                f"mesh.rules.{name} names the mesh axis {wrong[0]!r}, where {name} cannot go; "
+                f"it may use {', '.join(sorted(allowed[name])) or 'none'}"
+            )

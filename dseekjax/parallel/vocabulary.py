@@ -1,0 +1,98 @@
+"""Tables of rows and the loss over a vocabulary, both split over the mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dseekjax.models.layers.cross_entropy import LossSums, Vocabulary, chunked_cross_entropy
+from dseekjax.models.layers.lookup import take_rows
+from dseekjax.models.operations import Dense, Lookup, vocabulary_logits
+from dseekjax.parallel.layout import Layout
+from dseekjax.parallel.tensor import STREAM
+
+
+def sharded_lookup(layout: Layout, *lookups: Lookup) -> Float[Array, "batch seq embed"]:
+    """See `Operations.embed_lookup`. No table is ever gathered.
+
+    Where their width is split over `fsdp`, each device looks up its columns for the examples of the whole group, and
+    an all-to-all brings every example's columns home. Where rows are split over `tensor`, each device takes those that
+    it has, and the rest are zeros in a sum.
+    """
+    columns = layout.axes("embed")
+    summed = {axis for lookup in lookups for axis in layout.axes(lookup.rows_axis)}
+    split_stream = "tensor" in layout.axes("residual_sequence")
+
+    def take(lookup: Lookup, table: jax.Array, indices: jax.Array) -> jax.Array:
+        if columns:
+            indices = jax.lax.all_gather(indices, columns, axis=0, tiled=True)
+        rows = layout.axes(lookup.rows_axis)
+        first = jax.lax.axis_index(rows) * table.shape[0] if rows else 0
+        here = (indices >= first) & (indices < first + table.shape[0])
+        if summed and not rows:
+            here &= jax.lax.axis_index(tuple(summed)) == 0
+        x = jnp.where(here[..., None], take_rows(table, jnp.where(here, indices - first, 0)), 0)
+        exists = (indices >= 0) & (indices < lookup.table.shape[0])
+        return jnp.where(exists[..., None], x, jnp.nan)
+
+    def look_up(tables: tuple[jax.Array, ...], indices: tuple[jax.Array, ...]) -> jax.Array:
+        first, *others = map(take, lookups, tables, indices)
+        x = functools.reduce(jnp.add, others, first)
+        if columns:
+            x = jax.lax.all_to_all(x, columns, split_axis=0, concat_axis=2, tiled=True)
+        if summed and split_stream:
+            return jax.lax.psum_scatter(x, tuple(summed), scatter_dimension=1, tiled=True)
+        if summed:
+            return jax.lax.psum(x, tuple(summed))
+        if split_stream:
+            length = x.shape[1] // layout.sizes["tensor"]
+            return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index("tensor") * length, length, axis=1)
+        return x
+
+    specs = (
+        tuple(layout.spec((lookup.rows_axis, "embed")) for lookup in lookups),
+        (layout.spec(("batch", "sequence")),) * len(lookups),
+    )
+    run = layout.island(look_up, specs, layout.spec(STREAM))
+    return run(tuple(lookup.table for lookup in lookups), tuple(lookup.indices for lookup in lookups))
+
+
+def sharded_cross_entropy(
+    layout: Layout,
+    dense: Dense,
+    x: Float[Array, "batch seq embed"],
+    targets: Int[Array, "batch seq"],
+    weights: Float[Array, "batch seq"],
+    kernel: Float[Array, "vocab embed"],
+    chunk: int,
+) -> LossSums:
+    """See `Operations.cross_entropy`.
+
+    The kernel is gathered over `fsdp` inside, so that its gradient is summed locally over all chunks and reduced once:
+    left to annotations, every chunk would reduce it.
+    """
+    project = functools.partial(vocabulary_logits, dense)
+    columns = layout.axes("embed")
+    vocab = layout.axes("vocab")
+    split_stream = "tensor" in layout.axes("residual_sequence")
+    replicas = tuple(axis for axis in layout.island_axes if axis in {*layout.rules["batch"], *layout.rules["sequence"]})
+
+    def loss(x: jax.Array, targets: jax.Array, weights: jax.Array, kernel: jax.Array) -> LossSums:
+        if columns:
+            kernel = jax.lax.all_gather(kernel, columns, axis=1, tiled=True)
+        if split_stream:
+            x = jax.lax.all_gather(x, "tensor", axis=1, tiled=True)
+        vocabulary = Vocabulary()
+        if vocab:
+            vocabulary = Vocabulary(
+                first=jax.lax.axis_index(vocab) * kernel.shape[0],
+                largest=lambda x: jax.lax.pmax(x, vocab),
+                total=lambda x: jax.lax.psum(x, vocab),
+            )
+        sums = chunked_cross_entropy(x, targets, weights, kernel, chunk, project=project, vocabulary=vocabulary)
+        return jax.lax.psum(sums, replicas) if replicas else sums
+
+    positions = layout.spec(("batch", "sequence"))
+    specs = (layout.spec(STREAM), positions, positions, layout.spec(("vocab", "embed")))
+    return layout.island(loss, specs, (jax.P(), jax.P()))(x, targets, weights, kernel)
