@@ -20,7 +20,7 @@ def build_operations(config: MeshConfig, layout: Layout, attention: Attention, d
     Raises:
         UserError: `mesh.rules` place something where nothing here can deal with it.
     """
-    _check_rules(layout)
+    _check_rules(config, layout)
     operations = dataclasses.replace(local_operations(attention, dense), constrain=layout.constrain)
     if layout.island_axes:
         operations = dataclasses.replace(
@@ -40,13 +40,8 @@ def _tensor_parallel(config: MeshConfig, layout: Layout, operations: Operations)
         transport = RoundARing() if config.tensor_overlap == "ring" else AtOnce()
 
     def by_hand(*products: Product) -> bool:
-        split = all("tensor" in {a for name in p.inner_axes for a in layout.axes(name)} for p in products)
-        if config.tensor_overlap == "ring" and not split:
-            raise UserError(
-                "mesh.tensor_overlap ring needs heads, kv_heads and mlp split over tensor, and mesh.rules keep "
-                f"{products[0].inner_axes[2:]} from it; leave that rule out, or set mesh.tensor_overlap to none"
-            )
-        return split and config.tensor_overlap != "xla"
+        inner = [{axis for name in product.inner_axes for axis in layout.axes(name)} for product in products]
+        return config.tensor_overlap != "xla" and all("tensor" in axes for axes in inner)
 
     def into(x: jax.Array, products: tuple[Product, ...]) -> tuple[jax.Array, ...]:
         if by_hand(*products):
@@ -61,7 +56,7 @@ def _tensor_parallel(config: MeshConfig, layout: Layout, operations: Operations)
     return dataclasses.replace(operations, project_in=into, project_out=out)
 
 
-def _check_rules(layout: Layout) -> None:
+def _check_rules(config: MeshConfig, layout: Layout) -> None:
     allowed = {
         "batch": {"fsdp", "expert"},
         "sequence": {"context"},
@@ -82,4 +77,9 @@ def _check_rules(layout: Layout) -> None:
             raise UserError(
                 f"mesh.rules.{name} names the mesh axis {wrong[0]!r}, where {name} cannot go; "
                 f"it may use {', '.join(sorted(allowed[name])) or 'none'}"
+            )
+        if config.tensor_overlap == "ring" and allowed[name] == {"tensor"} and not axes:
+            raise UserError(
+                f"mesh.tensor_overlap ring needs {name} split over tensor, and mesh.rules.{name} keeps it from that; "
+                "leave the rule out, or set mesh.tensor_overlap to none"
             )

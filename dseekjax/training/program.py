@@ -49,6 +49,7 @@ class Program:
     """Gives its first argument's memory to the new state."""
     eval_step: Callable[[TrainState, Batch], Sums]
     step: Step
+    """What the steps are made of, not jitted."""
 
 
 def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Program:
