@@ -3,14 +3,12 @@
 import dataclasses
 import functools
 
-import jax
-
 from dseekjax.errors import UserError
-from dseekjax.models.operations import Attention, Dense, Operations, Product, local_operations
+from dseekjax.models.operations import Attention, Dense, Operations, local_operations
 from dseekjax.parallel.config import MeshConfig
 from dseekjax.parallel.layout import Layout
-from dseekjax.parallel.tensor import Transport, annotated_in, annotated_out, project_in, project_out
-from dseekjax.parallel.transport import AtOnce, RoundARing, WholeSequences
+from dseekjax.parallel.ring import ring_in, ring_out
+from dseekjax.parallel.tensor import project_in, project_out
 from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup
 
 
@@ -29,31 +27,13 @@ def build_operations(config: MeshConfig, layout: Layout, attention: Attention, d
             cross_entropy=functools.partial(sharded_cross_entropy, layout, dense),
         )
     if layout.sizes["tensor"] > 1:
-        operations = _tensor_parallel(config, layout, operations)
+        into, out = (ring_in, ring_out) if config.tensor_overlap == "ring" else (project_in, project_out)
+        operations = dataclasses.replace(
+            operations,
+            project_in=functools.partial(into, layout, dense),
+            project_out=functools.partial(out, layout, dense),
+        )
     return operations
-
-
-def _tensor_parallel(config: MeshConfig, layout: Layout, operations: Operations) -> Operations:
-    dense = operations.dense
-    transport: Transport = WholeSequences()
-    if "tensor" in layout.axes("residual_sequence"):
-        transport = RoundARing() if config.tensor_overlap == "ring" else AtOnce()
-
-    def by_hand(*products: Product) -> bool:
-        inner = [{axis for name in product.inner_axes for axis in layout.axes(name)} for product in products]
-        return config.tensor_overlap != "xla" and all("tensor" in axes for axes in inner)
-
-    def into(x: jax.Array, products: tuple[Product, ...]) -> tuple[jax.Array, ...]:
-        if by_hand(*products):
-            return project_in(layout, transport, dense, x, products)
-        return annotated_in(layout, dense, x, products)
-
-    def out(x: jax.Array, product: Product) -> jax.Array:
-        if by_hand(product):
-            return project_out(layout, transport, dense, x, product)
-        return annotated_out(layout, dense, x, product)
-
-    return dataclasses.replace(operations, project_in=into, project_out=out)
 
 
 def _check_rules(config: MeshConfig, layout: Layout) -> None:

@@ -1,0 +1,160 @@
+"""Tensor parallelism in sub-blocks round a ring, each hop hidden behind the matrix product of the block before.
+
+The products of `parallel.tensor`, block by block (Wang et al. 2023, "Overlap Communication with Dependent Computation
+via Decomposition in Large Deep Learning Models", ASPLOS). The backward pass is written out, so that blocks of the input
+and sums of its gradient travel at the same time, and so that what is kept for it is the split input.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dseekjax.models.operations import Dense, Product
+from dseekjax.parallel.layout import Layout
+from dseekjax.parallel.tensor import STREAM
+
+
+def ring_in(
+    layout: Layout,
+    dense: Dense,
+    x: Float[Array, "batch seq embed"],
+    products: tuple[Product, ...],
+) -> tuple[Float[Array, "batch seq ..."], ...]:
+    """See `Operations.project_in`; every product must be split over `tensor`."""
+    kernel_specs = tuple(layout.gathered(p.kernel_axes) for p in products)
+    inner_specs = tuple(layout.spec(p.inner_axes) for p in products)
+    resting_specs = tuple(layout.spec(p.kernel_axes) for p in products)
+    stream = layout.spec(STREAM)
+
+    def forward(x: jax.Array, kernels: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        pieces = [
+            (start, tuple(dense(p.equation, part, kernel) for p, kernel in zip(products, kernels, strict=True)))
+            for start, part in _parts(x)
+        ]
+        return _assemble(pieces)
+
+    def backward(x: jax.Array, kernels: tuple[jax.Array, ...], gradients: tuple[jax.Array, ...]) -> Any:
+        def input_gradient(start: jax.Array, size: int) -> jax.Array:
+            shape = (x.shape[0], size, x.shape[2])
+            terms = [
+                (_input_gradient(dense, p, shape, kernel, _cut(gradient, start, size)),)
+                for p, kernel, gradient in zip(products, kernels, gradients, strict=True)
+            ]
+            return _sum(terms)[0]
+
+        kernel_gradients = [
+            tuple(
+                _kernel_gradient(dense, p, part, kernel, _cut(gradient, start, part.shape[1]))
+                for p, kernel, gradient in zip(products, kernels, gradients, strict=True)
+            )
+            for start, part in _parts(x)
+        ]
+        reduced = tuple(
+            layout.reduce_to(total, p.kernel_axes) for p, total in zip(products, _sum(kernel_gradients), strict=True)
+        )
+        return _total(input_gradient, gradients[0].shape[1]), reduced
+
+    run = layout.island(forward, (stream, kernel_specs), inner_specs)
+    run_backward = layout.island(backward, (stream, kernel_specs, inner_specs), (stream, resting_specs))
+    return _with_backward(run, run_backward)(x, tuple(p.kernel for p in products))
+
+
+def ring_out(
+    layout: Layout, dense: Dense, x: Float[Array, "batch seq ..."], product: Product
+) -> Float[Array, "batch seq embed"]:
+    """See `Operations.project_out`; the product must be split over `tensor`."""
+    kernel_spec, inner_spec = layout.gathered(product.kernel_axes), layout.spec(product.inner_axes)
+    resting_spec, stream = layout.spec(product.kernel_axes), layout.spec(STREAM)
+
+    def forward(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        def part_at(start: jax.Array, size: int) -> jax.Array:
+            return dense(product.equation, _cut(x, start, size), kernel)
+
+        return _total(part_at, x.shape[1])
+
+    def backward(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> Any:
+        pieces, kernel_gradients = [], []
+        for start, part in _parts(gradient):
+            inputs = _cut(x, start, part.shape[1])
+            pieces.append((start, (_input_gradient(dense, product, inputs.shape, kernel, part),)))
+            kernel_gradients.append((_kernel_gradient(dense, product, inputs, kernel, part),))
+        (input_gradient,) = _assemble(pieces)
+        (kernel_gradient,) = _sum(kernel_gradients)
+        return input_gradient, layout.reduce_to(kernel_gradient, product.kernel_axes)
+
+    run = layout.island(forward, (inner_spec, kernel_spec), stream)
+    run_backward = layout.island(backward, (inner_spec, kernel_spec, stream), (inner_spec, resting_spec))
+    return _with_backward(run, run_backward)(x, product.kernel)
+
+
+def _with_backward(run: Callable[..., Any], run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    function = jax.custom_vjp(run)
+    function.defvjp(lambda *inputs: (run(*inputs), inputs), lambda inputs, gradient: run_backward(*inputs, gradient))
+    return function
+
+
+def _input_gradient(
+    dense: Dense, product: Product, shape: tuple[int, ...], kernel: jax.Array, gradient: jax.Array
+) -> jax.Array:
+    # A product is linear: its gradient does not depend on the input that it is taken at.
+    at = jnp.zeros(shape, gradient.dtype)
+    return jax.vjp(lambda x: dense(product.equation, x, kernel), at)[1](gradient)[0]
+
+
+def _kernel_gradient(dense: Dense, product: Product, x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> jax.Array:
+    return jax.vjp(lambda kernel: dense(product.equation, x, kernel), kernel)[1](gradient)[0]
+
+
+def _cut(x: jax.Array, start: jax.Array, size: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
+
+
+def _assemble(pieces: Sequence[tuple[jax.Array, tuple[jax.Array, ...]]]) -> tuple[jax.Array, ...]:
+    """Whole sequences from `(start, parts)`, the parts being all of one length."""
+    wholes = [jnp.zeros((p.shape[0], p.shape[1] * len(pieces), *p.shape[2:]), p.dtype) for p in pieces[0][1]]
+    for start, parts in pieces:
+        wholes = [
+            jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=1)
+            for whole, part in zip(wholes, parts, strict=True)
+        ]
+    return tuple(wholes)
+
+
+def _sum(terms: Sequence[tuple[jax.Array, ...]]) -> tuple[jax.Array, ...]:
+    total, *rest = terms
+    for term in rest:
+        total = tuple(jnp.add(a, b) for a, b in zip(total, term, strict=True))
+    return total
+
+
+def _parts(x: Float[Array, "batch block ..."]) -> Sequence[tuple[jax.Array, jax.Array]]:
+    """The whole sequence as `(start, block)`s, in the order in which they come by, given this device's block."""
+    size, rank, length = jax.lax.axis_size("tensor"), jax.lax.axis_index("tensor"), x.shape[1]
+    found = []
+    for hop in range(size):
+        found.append(((rank - hop) % size * length, x))
+        if hop < size - 1:
+            x = _pass_on(x)
+    return found
+
+
+def _total(part_at: Callable[[jax.Array, int], jax.Array], length: int) -> Float[Array, "batch block ..."]:
+    """This device's block of a sum over the ring, `part_at(start, size)` being its own term for those positions.
+
+    `length` is that of the whole sequence. The sum for a device starts at its neighbour and takes up a term at every
+    stop on its way home.
+    """
+    size, rank = jax.lax.axis_size("tensor"), jax.lax.axis_index("tensor")
+    block = length // size
+    sums = part_at((rank - 1) % size * block, block)
+    for hop in range(1, size):
+        sums = _pass_on(sums) + part_at((rank - 1 - hop) % size * block, block)
+    return sums
+
+
+def _pass_on(x: jax.Array) -> jax.Array:
+    size = jax.lax.axis_size("tensor")
+    return jax.lax.ppermute(x, "tensor", [(source, (source + 1) % size) for source in range(size)])
