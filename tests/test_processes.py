@@ -110,7 +110,7 @@ def test_two_processes_train_like_one_device_and_one_goes_on_alone(command, tmp_
 
 def test_four_processes_are_stopped_and_two_of_slurm_go_on(command, tmp_path, records_of_one_device):
     def interrupt(processes):
-        wait_for(lambda: len(compared_records(tmp_path / "run")) > 4, processes[0])
+        wait_for(lambda: len(compared_records(tmp_path / "run")) > 4, processes[0], seconds=300)
         processes[3].terminate()
 
     keys = [f"distributed.coordinator_address={free_address()}", "distributed.num_processes=4"]
@@ -228,6 +228,10 @@ def launch(commands, meanwhile=lambda processes: None):
         )
         for arguments, variables in commands
     ]
-    meanwhile(processes)
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    try:
+        meanwhile(processes)
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
