@@ -1,7 +1,7 @@
 """The root config: every room's own part, loaded from YAML and `key=value` overrides."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError, model_validator
 from dseekjax.checkpoint.config import CheckpointConfig
 from dseekjax.config_errors import explain
 from dseekjax.data.config import DataConfig
+from dseekjax.distributed.config import DistributedConfig
 from dseekjax.errors import UserError
 from dseekjax.insight.config import InsightConfig
 from dseekjax.memory.config import MemoryConfig
@@ -34,6 +35,7 @@ class Config(Section):
     precision: PrecisionConfig = PrecisionConfig()
     memory: MemoryConfig = MemoryConfig()
     mesh: MeshConfig = MeshConfig()
+    distributed: DistributedConfig = DistributedConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     insight: InsightConfig = InsightConfig()
 
@@ -99,6 +101,11 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def flat_config(config: Config) -> dict[str, Any]:
+    """Every key with its dots, and its value as JSON has it; items of lists by number."""
+    return _flat(config.model_dump(mode="json"))
+
+
 def recipe_path(name: str) -> Path:
     """The config file of a recipe that is shipped, by the name of its file.
 
@@ -112,6 +119,20 @@ def recipe_path(name: str) -> Path:
         known = sorted(file.stem for file in folder.glob("*.yaml"))
         raise UserError(f"there is no recipe {name}; there are {', '.join(known)}")
     return path
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(values, dict):
+        items = values.items()
+    elif isinstance(values, list):
+        items = enumerate(values)
+    else:
+        return {prefix.rstrip("."): values}
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        flat |= _flat(value, f"{prefix}{key}.")
+    return flat
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -1,7 +1,5 @@
 """The machine: what JAX is told before it starts, and what can be asked of it."""
 
-import os
-
 import psutil
 
 from dseekjax.errors import UserError
@@ -13,14 +11,11 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 def prepare_platform(virtual_devices: int) -> None:
     """Sets JAX up for a run; call it before anything asks for devices.
 
-    Where `JAX_COORDINATOR_ADDRESS` is set, this process joins the others (`JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` say
-    how many and which).
-
     Args:
         virtual_devices: how many CPU devices to run on instead of what the machine has; 0 is off.
 
     Raises:
-        UserError: JAX has started already, with other devices, or a variable is wrong.
+        UserError: JAX has started already, with other devices.
     """
     import jax
 
@@ -33,16 +28,6 @@ def prepare_platform(virtual_devices: int) -> None:
                 f"run.virtual_devices {virtual_devices} cannot be set once JAX has started; set it before the "
                 "first use of JAX in this process, or start another"
             ) from error
-    if "JAX_COORDINATOR_ADDRESS" in os.environ:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(num_processes=_number("JAX_NUM_PROCESSES"), process_id=_number("JAX_PROCESS_ID"))
-
-
-def _number(variable: str) -> int:
-    value = os.environ.get(variable, "")
-    if not value.isdigit():
-        raise UserError(f"{variable} is {value!r}; it must be a number wherever JAX_COORDINATOR_ADDRESS is set")
-    return int(value)
 
 
 def peak_flops(device_kind: str) -> float | None:

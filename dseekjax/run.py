@@ -12,10 +12,11 @@ from rich.console import Console
 from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
 from dseekjax.checkpoint.quiet import silence_orbax
 from dseekjax.checkpoint.store import latest_step
-from dseekjax.config import Config, dump_config
+from dseekjax.config import Config, dump_config, flat_config
 from dseekjax.data.batches import EvaluationBatches, TrainingBatches, prefetched
 from dseekjax.data.preparation import PreparedData, prepare
 from dseekjax.data.records import Records
+from dseekjax.distributed.join import join
 from dseekjax.insight.metrics import MetricsHook, read_records
 from dseekjax.insight.profile import ProfileHook
 from dseekjax.insight.report import write_report
@@ -38,7 +39,7 @@ def dry_run(config: Config) -> None:
     Raises:
         UserError: the config does not fit the devices.
     """
-    prepare_platform(config.run.virtual_devices)
+    _start(config)
     print(summarise(build_program(config, jax.devices())))
 
 
@@ -54,7 +55,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
         UserError: something in the config or in the files that it names is wrong.
     """
     silence_orbax()
-    prepare_platform(config.run.virtual_devices)
+    _start(config)
     console = Console(quiet=jax.process_index() > 0, soft_wrap=True)
     tell = functools.partial(console.print, highlight=False, markup=False)
     program = build_program(config, jax.devices())
@@ -99,6 +100,14 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     if next_commands:
         tell("\nNext:\n" + "\n".join(f"  {command}" for command in next_commands))
     return 0
+
+
+def _start(config: Config) -> None:
+    """Makes devices known: this machine's, and those of the other processes of the run."""
+    prepare_platform(config.run.virtual_devices)
+    # How each process finds the others is its own affair.
+    shared = {key: value for key, value in flat_config(config).items() if not key.startswith("distributed.")}
+    join(config.distributed, shared)
 
 
 def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirectory:

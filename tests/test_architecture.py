@@ -12,6 +12,7 @@ ROOMS = {
     "models": {"pallas_kernels"},
     "parallel": {"models"},
     "comms": {"pallas_kernels"},
+    "distributed": set(),
     "precision": set(),
     "memory": set(),
     "optim": set(),

@@ -2,11 +2,10 @@
 
 import fcntl
 import time
-from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from dseekjax.config import Config, load_config
+from dseekjax.config import Config, flat_config, load_config
 from dseekjax.errors import UserError
 from dseekjax.files import write_whole
 from dseekjax.training.hooks import Context, Hook
@@ -21,6 +20,7 @@ CHANGEABLE = (
     "data.cache_dir",
     "data.prefetch_batches",
     "mesh.",
+    "distributed.",
     "checkpoint.",
     "evaluation.",
     "insight.",
@@ -94,7 +94,7 @@ class RunDirectory:
                 f"run.dir {self.path}: its config.yaml does not load, is it of another version? ({error}); choose "
                 "another run.dir, or start over with --fresh"
             ) from error
-        before, now = (_flat(c.model_dump(mode="json")) for c in (kept, config))
+        before, now = (flat_config(c) for c in (kept, config))
         changes = [
             f"  {key}: {before.get(key)!r} then, {now.get(key)!r} now"
             for key in sorted({*before, *now})
@@ -116,17 +116,3 @@ class KeepFilesHook(Hook):
     def on_start(self, context: Context) -> None:
         for path, text in self._files.items():
             write_whole(path, text)
-
-
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    items: Iterable[tuple[Any, Any]]
-    if isinstance(values, dict):
-        items = values.items()
-    elif isinstance(values, list):
-        items = enumerate(values)
-    else:
-        return {prefix.rstrip("."): values}
-    flat: dict[str, Any] = {}
-    for key, value in items:
-        flat |= _flat(value, f"{prefix}{key}.")
-    return flat
