@@ -176,8 +176,8 @@ def test_counted_parameters_are_the_models(family):
     [
         # 12 layers of 12 d² + 13 d, d = 768; 50257 + 1024 rows of d; the last norm's 2 d.
         ("gpt2_124m", 12 * (12 * 768**2 + 13 * 768) + (50257 + 1024 + 2) * 768),
-        # 96 layers of 12 d² + 13 d, d = 12288; 50257 + 2048 rows; the last norm.
-        ("gpt3_175b", 96 * (12 * 12288**2 + 13 * 12288) + (50257 + 2048 + 2) * 12288),
+        # 96 layers of 12 d² + 13 d, d = 12288; 50304 + 2048 rows; the last norm.
+        ("gpt3_175b", 96 * (12 * 12288**2 + 13 * 12288) + (50304 + 2048 + 2) * 12288),
         # The number that its authors give.
         ("llama3_8b", 8_030_261_248),
     ],
