@@ -16,6 +16,7 @@ from dseekjax.plan.render import print_report
 from dseekjax.plan.report import Report
 
 DOES_NOT_FIT = 3
+PIPED_WIDTH = 100
 
 DESCRIPTION = """\
 Compiles the train step of a config for GPUs that are not there, and reports what XLA made of it: memory, collectives,
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(report.model_dump_json(indent=2))
     else:
-        print_report(report, Console(soft_wrap=True))
+        print_report(report, Console(soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH))
     return 0 if report.fits else DOES_NOT_FIT
 
 

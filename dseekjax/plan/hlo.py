@@ -1,4 +1,4 @@
-"""Reads XLA's HLO text: computations, instructions in schedule order, how often each computation runs.
+"""Reads XLA's HLO text: computations and their instructions in schedule order.
 
 The text is what `compiled.as_text()` gives; nothing here needs JAX.
 """
@@ -6,7 +6,6 @@ The text is what `compiled.as_text()` gives; nothing here needs JAX.
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -243,56 +242,6 @@ def _arrays(text: str) -> tuple[Array, ...]:
         Array(dtype, tuple(int(size.strip(" <=")) for size in sizes.split(",") if size))
         for dtype, sizes in _SHAPE.findall(text)
     )
-
-
-@dataclass(frozen=True)
-class Runs:
-    """How often a computation runs in one run of the program."""
-
-    count: float = 0
-    is_conditional: bool = False
-    """Whether some branch or other has to be taken for that; counted as if it always were."""
-    has_unknown_loop: bool = False
-    """Whether it stands in a loop whose length the compiler did not know; counted as one pass."""
-
-
-def count_runs(module: Module) -> dict[str, Runs]:
-    """How often each computation runs: loops by their trip counts, nested ones multiplied.
-
-    Computations that are parts of one instruction (the body of a fusion, what a reduction applies) are not followed.
-    """
-    counts: dict[str, float] = defaultdict(float)
-    conditional: set[str] = set()
-    unknown: set[str] = set()
-
-    def visit(name: str, times: float, in_branch: bool, in_unknown: bool) -> None:
-        counts[name] += times
-        if in_branch:
-            conditional.add(name)
-        if in_unknown:
-            unknown.add(name)
-        for instruction in module.computations[name].instructions:
-            for callee, repeats, branches, known in callees(module, instruction):
-                visit(callee, times * repeats, in_branch or branches, in_unknown or not known)
-
-    visit(module.entry, 1, False, False)
-    return {name: Runs(count, name in conditional, name in unknown) for name, count in counts.items()}
-
-
-def callees(module: Module, instruction: Instruction) -> Iterator[tuple[str, float, bool, bool]]:
-    """What an instruction runs as part of the schedule: computation, how often, whether in a branch, whether the
-    number is known."""
-    match instruction.opcode:
-        case "while":
-            trips = trip_count(instruction)
-            yield module.called(instruction, "body").name, 1 if trips is None else trips, False, trips is not None
-        case "conditional":
-            for branch in branches_of(module, instruction):
-                yield branch.name, 1, True, True
-        case "call":
-            yield module.called(instruction, "to_apply").name, 1, False, True
-        case "async-start":
-            yield module.called(instruction, "calls").name, 1, False, True
 
 
 def trip_count(loop: Instruction) -> int | None:

@@ -49,6 +49,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield ""
     yield _collectives(report)
     yield ""
+    yield _computation(report)
+    yield ""
     yield (
         f"Built in {report.build_seconds:.1f} s, lowered in {report.lower_seconds:.1f} s, compiled in "
         f"{report.compile_seconds:.1f} s."
@@ -56,9 +58,9 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1))
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     return table
 
 
@@ -82,29 +84,49 @@ def _memory(report: Report) -> RenderableType:
 def _collectives(report: Report) -> RenderableType:
     if not report.collectives:
         return "No collectives."
-    table = _table(
-        "Collectives per step", "kind", "axes", "GPUs", "network", "count", "payload", "sent per GPU", "estimate"
-    )
+    table = _table("Collectives per step", "", "axes", "GPUs", "over", "count", "sent/GPU", "exposed", "time", "waited")
     for row in report.collectives:
         table.add_row(
             row.kind + (" *" if row.is_conditional else ""),
             row.axes,
             str(row.group_size),
-            "InfiniBand" if row.crosses_hosts else "NVLink",
+            "network" if row.crosses_hosts else "NVLink",
             f"{row.count:,.0f}",
-            size(row.payload_bytes),
             size(row.wire_bytes),
+            f"{row.exposed_wire_bytes / row.wire_bytes:.0%}" if row.wire_bytes else "",
             seconds(row.seconds),
+            seconds(row.exposed_seconds),
         )
     notes = [
         f"Sent per GPU within hosts {size(report.wire_bytes_within_hosts)}, "
-        f"by groups that cross hosts {size(report.wire_bytes_across_hosts)}."
+        f"by groups that cross hosts {size(report.wire_bytes_across_hosts)}.",
+        f"Exposed, with no matrix product between start and end: {report.exposed_share:.0%} of the bytes sent"
+        + "".join(f", {share:.0%} along {axes}" for axes, share in report.exposed_share_by_axes.items())
+        + ". Times are estimates, at full bandwidth and peak speed.",
     ]
     if any(row.is_conditional for row in report.collectives):
         notes.append("* stands in a branch; counted as if always taken.")
     if report.unknown_loops:
         notes.append(f"{report.unknown_loops} loops are of unknown length; counted as one pass.")
     return Group(table, *notes)
+
+
+def _computation(report: Report) -> RenderableType:
+    table = _table("Computation per GPU and step", "", "FLOPs", "")
+    table.show_header = False
+    table.columns[2].justify = "left"
+    table.add_row("model", f"{report.model_flops:.3g}", "what it needs: causal attention half, nothing recomputed")
+    table.add_row("program", f"{report.program_flops:.3g}", "matrix products before XLA, shared out evenly")
+    table.add_row("compiled", f"{report.compiled_flops:.3g}", "matrix products that XLA made each GPU do")
+    busy = report.compute_seconds + report.exposed_seconds
+    kernels = ", ".join(f"{count:,.0f} {name}" for name, count in report.kernels.items())
+    return Group(
+        table,
+        f"Estimate: {seconds(report.compute_seconds)} of matrix products at peak speed, "
+        f"{seconds(report.communication_seconds)} of collectives, {seconds(report.exposed_seconds)} of them waited "
+        f"for; no step is faster than {seconds(busy)}.",
+        f"Kernels: {kernels or 'none'}.",
+    )
 
 
 def seconds(value: float) -> str:

@@ -17,7 +17,11 @@ class CollectiveRow(Section):
     payload_bytes: float = Field(description="Size of the whole arrays per step, as NCCL counts them.")
     wire_bytes: float = Field(description="What one GPU sends per step: (n-1)/n of the payload, all-reduce twice that.")
     network_bytes: float = Field(description="The part of wire_bytes that leaves the host.")
+    exposed_wire_bytes: float = Field(
+        description="The part of wire_bytes with no matrix product between start and done; all, if synchronous."
+    )
     seconds: float = Field(description="Estimated time on the wire per step, at full bandwidth.")
+    exposed_seconds: float = Field(description="The part of it for which kernels wait, matrix products at peak speed.")
 
 
 class Report(Section):
@@ -48,8 +52,17 @@ class Report(Section):
     fits: bool = Field(description="Whether spare_bytes is not negative.")
 
     collectives: tuple[CollectiveRow, ...] = Field(description="By kind and axes, the largest first.")
+    exposed_share: float = Field(description="exposed_wire_bytes of all collectives by wire_bytes of all.")
+    exposed_share_by_axes: dict[str, float] = Field(description="The same for each value of axes.")
     wire_bytes_within_hosts: float = Field(description="Sum of wire_bytes of groups that stay within a host.")
     wire_bytes_across_hosts: float = Field(description="Sum of wire_bytes of groups that cross hosts.")
+    model_flops: float = Field(description="What the model needs: causal attention half, nothing recomputed.")
+    program_flops: float = Field(description="Matrix products of the program before XLA, shared out evenly.")
+    compiled_flops: float = Field(description="Matrix products that XLA made each GPU do.")
+    kernels: dict[str, float] = Field(description="How often each kind of kernel runs.")
+    compute_seconds: float = Field(description="Estimate: compiled_flops at peak speed; what else runs is left out.")
+    communication_seconds: float = Field(description="Estimate: all collectives at full bandwidth.")
+    exposed_seconds: float = Field(description="Estimate: the part of it for which kernels wait.")
     unknown_loops: int = Field(description="Loops whose length the compiler did not know; counted as one pass.")
 
     build_seconds: float = Field(description="From config to Program.")

@@ -8,6 +8,10 @@ from typing import Any
 
 from dseekjax.errors import UserError
 from dseekjax.files import write_whole
+from dseekjax.models.flops import training_flops_per_token
+from dseekjax.plan.analysis import memory_fields, schedule_fields
+from dseekjax.plan.groups import Topology
+from dseekjax.plan.hlo import parse_hlo
 from dseekjax.plan.report import Report
 from dseekjax.plan.request import Request
 from dseekjax.plan.target import compile_only_devices, prepare_environment
@@ -21,9 +25,7 @@ def compile_for(request: Request) -> Report:
     Raises:
         UserError: the config does not fit the cluster.
     """
-    from dseekjax.plan.analysis import collective_rows
-    from dseekjax.plan.groups import Topology
-    from dseekjax.plan.hlo import count_runs, parse_hlo
+    from dseekjax.plan.flops import count_flops
     from dseekjax.training.program import build_program
 
     config, cluster = request.config, request.cluster
@@ -32,7 +34,8 @@ def compile_for(request: Request) -> Report:
     program = build_program(config, devices)
     built = time.perf_counter()
     step: Any = program.train_step
-    lowered = step.lower(program.state_shape, program.batch_shape)
+    traced = step.trace(program.state_shape, program.batch_shape)
+    lowered = traced.lower()
     was_lowered = time.perf_counter()
     _tell(stage=f"compiling for {len(devices)} GPUs")
     compiled = lowered.compile()
@@ -42,20 +45,10 @@ def compile_for(request: Request) -> Report:
     if request.hlo is not None:
         write_whole(request.hlo, text)
 
-    memory = compiled.memory_analysis()
-    peak = (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.generated_code_size_in_bytes
-    )
-    host = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes + memory.host_temp_size_in_bytes
-    spare = cluster.memory_bytes - cluster.reserved_bytes - peak
     host_of = {device.id: place // cluster.gpus_per_host for place, device in enumerate(devices)}
     topology = Topology(dict(program.mesh.shape), [host_of[device.id] for device in program.mesh.devices.flat])
-    module = parse_hlo(text)
-    rows = collective_rows(module, topology, cluster)
+    tokens = config.train.global_batch_size * config.data.sequence_length
+    flops = training_flops_per_token(config.model, config.data.sequence_length) * tokens
     return Report(
         program=request.program,
         cluster=request.cluster_name,
@@ -66,21 +59,10 @@ def compile_for(request: Request) -> Report:
         mesh=dict(program.mesh.shape),
         global_batch_size=config.train.global_batch_size,
         sequence_length=config.data.sequence_length,
-        argument_bytes=memory.argument_size_in_bytes,
-        output_bytes=memory.output_size_in_bytes,
-        aliased_bytes=memory.alias_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        host_bytes=host - memory.host_alias_size_in_bytes,
-        peak_bytes=peak,
-        live_peak_bytes=memory.peak_memory_in_bytes,
-        capacity_bytes=cluster.memory_bytes,
-        reserved_bytes=cluster.reserved_bytes,
-        spare_bytes=spare,
-        fits=spare >= 0,
-        collectives=rows,
-        wire_bytes_within_hosts=sum(row.wire_bytes for row in rows if not row.crosses_hosts),
-        wire_bytes_across_hosts=sum(row.wire_bytes for row in rows if row.crosses_hosts),
-        unknown_loops=sum(runs.has_unknown_loop for runs in count_runs(module).values()),
+        **memory_fields(compiled.memory_analysis(), cluster),
+        **schedule_fields(parse_hlo(text), topology, cluster),
+        model_flops=flops / len(devices),
+        program_flops=count_flops(traced.jaxpr) / len(devices),
         build_seconds=built - started,
         lower_seconds=was_lowered - built,
         compile_seconds=was_compiled - was_lowered,
