@@ -58,9 +58,9 @@ def compile_report(
     hosts = cluster_config.hosts if hosts is None else hosts
     if hosts < 1:
         raise UserError(f"--hosts {hosts} is no number of hosts; give 1 or more")
-    require_compiler()
     if hlo is not None:
         _check_writable(hlo)
+    require_compiler()
     request = Request(
         program=program, config=config, cluster_name=cluster, cluster=cluster_config, hosts=hosts, hlo=hlo
     )
