@@ -77,9 +77,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _load(options: argparse.Namespace) -> tuple[str, Config]:
-    if bool(options.config) == bool(options.model):
-        given = "both are given" if options.config else "neither is given"
-        raise UserError(f"give --config FILE or --model NAME; {given}")
+    if options.config and options.model:
+        raise UserError(f"--config {options.config} and --model {options.model} are both given; keep one of them")
+    if not options.config and not options.model:
+        raise UserError("give --config FILE or --model NAME, as in --model llama3_8b; see --help")
     path = recipe_path(options.model) if options.model else options.config
     overrides = [f"mesh.{part.strip()}" for part in options.mesh.split(",")] if options.mesh else []
     return options.model or options.config, load_config(path, [*overrides, *options.overrides])

@@ -24,6 +24,9 @@ HARMLESS = re.compile(
 )
 
 
+WORKER = ("-m", "dseekjax.plan.worker")
+
+
 class CompilerError(Exception):
     """XLA itself failed, on a config and cluster that are well formed."""
 
@@ -65,11 +68,11 @@ def compile_report(
         program=program, config=config, cluster_name=cluster, cluster=cluster_config, hosts=hosts, hlo=hlo
     )
     answer, complaints, status = _ask(request, tell)
+    if "error" in answer:
+        raise UserError(answer["error"])
     for line in complaints:
         if not HARMLESS.search(line):
             print(line, file=sys.stderr)
-    if "error" in answer:
-        raise UserError(answer["error"])
     if "report" not in answer:
         raise CompilerError(
             f"the compiling process ended with status {status} and without a report; what it said stands above"
@@ -84,7 +87,7 @@ def _ask(request: Request, tell: Callable[[str], None]) -> tuple[dict, list[str]
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints,
         subprocess.Popen(
-            [sys.executable, "-m", "dseekjax.plan.worker"],
+            [sys.executable, *WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,

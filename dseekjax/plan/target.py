@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 
 
-def require_compiler() -> None:
-    """Checks that XLA's compiler for NVIDIA GPUs is installed; that needs no GPU and no driver.
+def has_compiler() -> bool:
+    """Whether XLA's compiler for NVIDIA GPUs is installed; it needs no GPU and no driver."""
+    return any(_is_installed(plugin) for plugin in PLUGINS)
 
-    Raises:
-        UserError: it is not.
-    """
-    if not any(_is_installed(plugin) for plugin in PLUGINS):
+
+def require_compiler() -> None:
+    """Raises UserError if XLA's compiler for NVIDIA GPUs is not installed."""
+    if not has_compiler():
         raise UserError(
             "compiling for GPUs needs XLA's CUDA compiler, which is not installed (5.6 GB, no GPU needed); install it "
             'with `pip install "dseekjax[cuda12]"`, or in a checkout run scripts/plan, which does'
