@@ -9,6 +9,8 @@ from rich.text import Text
 
 from dseekjax.plan.report import Report
 
+JAX_TAKES = 0.75
+
 
 def print_report(report: Report, console: Console) -> None:
     """Prints all of a report; without colours where the console has none."""
@@ -32,7 +34,13 @@ def verdict(report: Report) -> str:
     of = f"{size(report.peak_bytes)} of {size(room)} ({size(report.capacity_bytes)} less {size(report.reserved_bytes)} "
     of += "for CUDA and NCCL)"
     if report.fits:
-        return f"It fits: {of}, {report.peak_bytes / room:.0%}."
+        fraction = report.peak_bytes / report.capacity_bytes
+        return f"It fits: {of}, {report.peak_bytes / room:.0%}." + (
+            f" JAX takes {JAX_TAKES:.0%} of the memory by default: run it with XLA_PYTHON_CLIENT_MEM_FRACTION="
+            f"{room / report.capacity_bytes:.2f}."
+            if fraction > JAX_TAKES
+            else ""
+        )
     return f"Out of memory: {of}; {size(-report.spare_bytes)} too much per GPU."
 
 

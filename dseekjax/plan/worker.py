@@ -63,6 +63,7 @@ def compile_for(request: Request) -> Report:
         **schedule_fields(parse_hlo(text), topology, cluster),
         model_flops=flops / len(devices),
         program_flops=count_flops(traced.jaxpr) / len(devices),
+        dollars_per_hour=len(devices) * cluster.dollars_per_gpu_hour,
         build_seconds=built - started,
         lower_seconds=was_lowered - built,
         compile_seconds=was_compiled - was_lowered,

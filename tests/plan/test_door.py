@@ -53,6 +53,7 @@ def report(temporary_bytes=2 * 2**30, host_bytes=0, hlo="loop"):
         **schedule_fields(module, topology, CLUSTER),
         model_flops=1e9,
         program_flops=2e9,
+        dollars_per_hour=48.0,
         build_seconds=0.1,
         lower_seconds=0.2,
         compile_seconds=3.0,
@@ -95,6 +96,9 @@ def test_a_report_reads_well():
     too_large = " ".join(printed(report(temporary_bytes=100 * 2**30)).split())
     assert "Out of memory: 100 GiB of 77.1 GiB" in too_large
     assert "22.9 GiB too much per GPU" in too_large
+    tight = " ".join(printed(report(temporary_bytes=70 * 2**30)).split())
+    assert "run it with XLA_PYTHON_CLIENT_MEM_FRACTION=0.97." in tight
+    assert "MEM_FRACTION" not in text + too_large
     assert "on the host 3 KiB" in " ".join(printed(report(host_bytes=3072)).split())
 
 
