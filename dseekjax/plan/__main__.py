@@ -13,7 +13,7 @@ from dseekjax.errors import UserError
 from dseekjax.plan.cluster import cluster_names
 from dseekjax.plan.compile import CompilerError, compile_report
 from dseekjax.plan.render import print_report
-from dseekjax.plan.report import Report
+from dseekjax.plan.report import CollectiveRow, Report
 
 DOES_NOT_FIT = 3
 PIPED_WIDTH = 100
@@ -108,10 +108,9 @@ def _compile(options: argparse.Namespace, program: str, config: Config) -> Repor
 
 
 def _schema() -> str:
-    lines = []
-    for name, field in Report.model_fields.items():
-        lines.append(f"  {name:<28}{field.description}")
-    return "\n".join(lines)
+    fields = {name: field.description for name, field in Report.model_fields.items()}
+    fields |= {f"collectives[].{name}": field.description for name, field in CollectiveRow.model_fields.items()}
+    return "\n".join(f"  {name}\n      {meaning}" for name, meaning in fields.items())
 
 
 def _command() -> str:

@@ -210,7 +210,8 @@ finally:
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     assert "AssertionError" not in done.stderr
     assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in Report.model_fields)
+    assert all(f"  {name}\n" in done.stdout for name in Report.model_fields)
+    assert all(f"  collectives[].{name}\n" in done.stdout for name in CollectiveRow.model_fields)
     assert "Exit status: 0 it fits, 3 it compiles but does not fit" in done.stdout
 
 
