@@ -6,7 +6,7 @@ The text is what `compiled.as_text()` gives; nothing here needs JAX.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -65,13 +65,6 @@ class Instruction:
     def arrays(self) -> tuple[Array, ...]:
         """All arrays of the result; tuples are flattened."""
         return _arrays(self.type)
-
-    @cached_property
-    def result_parts(self) -> tuple[tuple[Array, ...], ...]:
-        """The arrays of each element of a tuple result; one part if the result is no tuple."""
-        if not self.type.startswith("("):
-            return (self.arrays,)
-        return tuple(_arrays(part) for part in split_top_level(self.type[1:-1]))
 
     def attribute(self, name: str) -> str | None:
         """The text of an attribute, as in `dimensions={0}`; None where there is none."""
@@ -161,16 +154,6 @@ def parse_hlo(text: str) -> Module:
         num_partitions=int(partitions.group(1)) if partitions else 1,
         is_scheduled="is_scheduled=true" in header,
     )
-
-
-def split_top_level(text: str) -> Iterator[str]:
-    """Splits at commas that stand in no brackets and no string."""
-    text = re.sub(r"/\*.*?\*/", "", text)
-    start = 0
-    while start < len(text):
-        end = _end(text, start)
-        yield text[start:end].strip()
-        start = end + 1
 
 
 def _instruction(line: str) -> Instruction:

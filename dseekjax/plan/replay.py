@@ -102,9 +102,11 @@ class Replay:
     """
 
     def __init__(self, module: Module, topology: Topology, cluster: ClusterConfig) -> None:
-        """Raises ValueError if the module is not scheduled."""
+        """Raises ValueError if the module is not scheduled, or is for another number of devices."""
         if not module.is_scheduled:
             raise ValueError("this HLO is not scheduled, so nothing is known of what runs beside what")
+        if module.num_partitions != len(topology.hosts):
+            raise ValueError(f"this HLO is for {module.num_partitions} devices, the mesh has {len(topology.hosts)}")
         self._module, self._topology, self._cluster = module, topology, cluster
         self._work = Work(module)
         self._loops = {

@@ -1,7 +1,12 @@
 """Small schedules whose every number can be worked out by hand."""
 
-import pytest
+import itertools
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dseekjax.plan.replay
 from dseekjax.plan.cluster import load_cluster
 from dseekjax.plan.groups import Topology
 from dseekjax.plan.hlo import parse_hlo
@@ -93,3 +98,55 @@ def test_what_is_not_scheduled_is_refused():
     text = (FOLDER / "loop.hlo").read_text().replace("is_scheduled=true, ", "")
     with pytest.raises(ValueError, match="not scheduled"):
         replay("loop", {"data": 2, "fsdp": 8}, text)
+
+
+def test_what_is_for_other_devices_is_refused():
+    with pytest.raises(ValueError, match="for 16 devices, the mesh has 8"):
+        replay("loop", {"fsdp": 8})
+
+
+@st.composite
+def loops(draw, numbers=None):
+    """Computations of a loop: matrix products, collectives that end some time after they start, loops inside."""
+    numbers = numbers or itertools.count()
+    name, lines, inner = f"body{next(numbers)}", ["%x = f32[64,64] parameter(0)"], ""
+    flying = []
+    for step in draw(st.lists(st.sampled_from(["dot", "start", "done", "sync", "loop"]), max_size=6)):
+        number = next(numbers)
+        if step == "dot":
+            lines.append(f"%v{number} = f32[64,64] dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}")
+        elif step == "start":
+            lines.append(f"%v{number} = (f32[64,64], f32[64,64]) all-to-all-start(%x), replica_groups={{{{0,1}}}}")
+            flying.append(number)
+        elif step == "sync":
+            lines.append(f"%v{number} = f32[64,64] all-to-all(%x), replica_groups={{{{0,1}}}}")
+        elif step == "done" and flying:
+            lines.append(f"%v{number} = f32[64,64] all-to-all-done(%v{flying.pop(0)})")
+        elif step == "loop" and not inner:
+            text, body = draw(loops(numbers))
+            trips, inner = draw(st.integers(0, 5)), text
+            known = f'backend_config={{"known_trip_count":{{"n":"{trips}"}}}}'
+            lines.append(f"%v{number} = f32[64,64] while(%x), condition=%yes, body=%{body}, {known}")
+    lines += [f"%v{next(numbers)} = f32[64,64] all-to-all-done(%v{number})" for number in flying]
+    lines.append(f"ROOT %v{next(numbers)} = f32[64,64] copy(%x)")
+    text = f"%{name} (x: f32[64,64]) -> f32[64,64] {{\n" + "".join(f"  {line}\n" for line in lines) + "}\n\n"
+    return inner + text, name
+
+
+@given(loops())
+def test_loops_multiplied_out_are_loops_gone_through(program):
+    text, main = program
+    head, _, entry = text.rpartition(f"%{main} ")
+    text = f"HloModule m, is_scheduled=true, num_partitions=2\n\n{head}ENTRY %{main} {entry}"
+    module, topology = parse_hlo(text), Topology({"fsdp": 2}, [0, 0])
+    multiplied = Replay(module, topology, CLUSTER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dseekjax.plan.replay, "PASSES", 10**6)
+        gone_through = Replay(module, topology, CLUSTER)
+    for name in ("seconds", "compute_seconds", "total_flops"):
+        assert getattr(multiplied.state, name) == pytest.approx(getattr(gone_through.state, name))
+    assert multiplied.state.kernels == gone_through.state.kernels
+    found, expected = dict(multiplied.lines()), dict(gone_through.lines())
+    assert found.keys() == expected.keys()
+    for line in found:
+        assert found[line] == pytest.approx(expected[line])
