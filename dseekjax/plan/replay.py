@@ -130,7 +130,7 @@ class Replay:
             collectives = list(started_by(self._module, computation, instruction, self._topology))
             if collectives:
                 flight = self._launch(collectives, in_branch)
-                if instruction.opcode.endswith("-start"):
+                if _is_asynchronous(instruction):
                     self.state.pending[computation.name, instruction.name].append(flight)
                 else:
                     self._land(flight)
@@ -248,6 +248,11 @@ class Replay:
         narrowest: PeakDtype = "float8" if dtype.startswith("f8") else NARROWEST.get(dtype, "float32")
         fitting = WIDER[WIDER.index(narrowest) :]
         return next((peaks[name] for name in fitting if name in peaks), min(peaks.values()))
+
+
+def _is_asynchronous(instruction: Instruction) -> bool:
+    config = instruction.backend_config.get("collective_backend_config") or {}
+    return instruction.opcode.endswith("-start") and not config.get("is_sync", False)
 
 
 def _line(collective: Collective, in_branch: bool) -> Line:

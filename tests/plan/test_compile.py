@@ -2,12 +2,13 @@
 
 import json
 
+import jax
 import pytest
 import yaml
 
 import dseekjax.plan.__main__ as door
 from dseekjax.config import load_config
-from dseekjax.plan.report import Report
+from dseekjax.plan import compile_report
 from dseekjax.training.program import build_program
 from tests.conftest import REPOSITORY
 from tests.tiny import LLAMA, OVERRIDES
@@ -29,22 +30,14 @@ SIZES = (
     "mesh.data=2",
     "mesh.fsdp=4",
 )
-ARGUMENTS = ("compile", "--cluster", "h100_sxm", *OVERRIDES, *LLAMA, *SIZES)
+KEYS = (*OVERRIDES, *LLAMA, *SIZES)
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """The report, and the folder in which the HLO text is kept."""
-    folder = tmp_path_factory.mktemp("plan")
-    (folder / "tiny.yaml").write_text("{}")
-    with pytest.MonkeyPatch.context() as patch:
-        printed = []
-        patch.setattr("builtins.print", lambda *words, **options: printed.append(" ".join(map(str, words))))
-        status = door.main(
-            [*ARGUMENTS, "--config", str(folder / "tiny.yaml"), "--hlo", str(folder / "hlo.txt"), "--json"]
-        )
-    assert status == 0, printed
-    return Report.model_validate_json(printed[-1]), folder
+    """The report, and the HLO text that is kept."""
+    hlo = tmp_path_factory.mktemp("plan") / "hlo.txt"
+    return compile_report(load_config(None, KEYS), "h100_sxm", hlo=hlo), hlo.read_text()
 
 
 def test_memory_and_collectives_are_the_golden_ones(compiled, request):
@@ -71,12 +64,10 @@ def test_memory_and_collectives_are_the_golden_ones(compiled, request):
 def test_collectives_are_what_theory_says(compiled):
     """Parameters of a layer are gathered forward and again for recomputation; gradients scattered, then summed."""
     report, _ = compiled
-    program = build_program(load_config(None, [*OVERRIDES, *LLAMA, *SIZES]), 8)
+    program = build_program(load_config(None, KEYS), 8)
     params = program.state_shape.params
 
     def sharded(tree):
-        import jax
-
         return sum(leaf.size for leaf in jax.tree.leaves(tree) if "fsdp" in str(leaf.sharding.spec))
 
     layers, outer = sharded(params["runs"]), sharded({name: params[name] for name in params if name != "runs"})
@@ -100,12 +91,13 @@ def test_the_compiled_program_does_the_flops_of_the_traced_one(compiled):
 
 
 def test_state_is_aliased_and_text_is_kept(compiled):
-    report, folder = compiled
+    report, text = compiled
     assert report.aliased_bytes > 0.99 * report.output_bytes
     assert report.live_peak_bytes <= report.peak_bytes
     assert (report.gpus, report.mesh["data"], report.mesh["fsdp"]) == (8, 2, 4)
     assert any("triton gemm" in name or "cublas" in name for name in report.kernels)
-    assert (folder / "hlo.txt").read_text().startswith("HloModule")
+    assert text.startswith("HloModule")
+    assert len(jax.devices("cpu")) == 8  # JAX in this process is as it was.
 
 
 @pytest.mark.parametrize(
@@ -117,7 +109,8 @@ def test_state_is_aliased_and_text_is_kept(compiled):
 )
 def test_what_does_not_fit_the_cluster_is_one_sentence(changes, message, capfd, tmp_path):
     (tmp_path / "tiny.yaml").write_text("{}")
-    assert door.main([*ARGUMENTS, "--config", str(tmp_path / "tiny.yaml"), *changes]) == 2
+    config = ["--config", str(tmp_path / "tiny.yaml")]
+    assert door.main(["compile", "--cluster", "h100_sxm", *config, *KEYS, *changes]) == 2
     (error,) = [line for line in capfd.readouterr().err.splitlines() if not line.endswith("…")]
     assert error.startswith(f"error: {message}")
 

@@ -100,6 +100,20 @@ def test_what_is_not_scheduled_is_refused():
         replay("loop", {"data": 2, "fsdp": 8}, text)
 
 
+def test_a_start_that_waits_itself_is_exposed():
+    text = (
+        (FOLDER / "loop.hlo")
+        .read_text()
+        .replace(
+            "{'data'}, to_apply=%sum",
+            '{\'data\'}, to_apply=%sum, backend_config={"collective_backend_config":{"is_sync":true}}',
+        )
+    )
+    assert "is_sync" in text
+    over_data = dict(replay("loop", {"data": 2, "fsdp": 8}, text).lines())[Line("all-reduce", "data", 2, True, False)]
+    assert over_data["exposed_wire_bytes"] == over_data["wire_bytes"]
+
+
 def test_what_is_for_other_devices_is_refused():
     with pytest.raises(ValueError, match="for 16 devices, the mesh has 8"):
         replay("loop", {"fsdp": 8})
