@@ -90,10 +90,10 @@ def read_collective(computation: Computation, instruction: Instruction, topology
 def started_by(
     module: Module, computation: Computation, instruction: Instruction, topology: Topology
 ) -> Iterator[Collective]:
-    """The collectives that an instruction runs itself or starts in a computation wrapped for that."""
+    """The collectives that an instruction runs or starts: itself, in a fusion or in a computation wrapped for that."""
     if kind_of(instruction):
         yield read_collective(computation, instruction, topology)
-    elif instruction.opcode == "async-start":
-        wrapped = module.called(instruction, "calls")
-        for inner in wrapped.instructions:
-            yield from started_by(module, wrapped, inner, topology)
+    elif instruction.opcode in ("async-start", "fusion", "fusion-start"):
+        inside = module.called(instruction, "calls")
+        for inner in inside.instructions:
+            yield from started_by(module, inside, inner, topology)

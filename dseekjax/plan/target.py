@@ -58,7 +58,9 @@ def compile_only_devices(cluster: ClusterConfig, hosts: int) -> list["jax.Device
         topology = topologies.get_topology_desc(
             platform="cuda",
             topology_name="",
-            topology=f"1x{hosts}x{cluster.gpus_per_host}",
+            # Domains of the fast network x hosts of each x GPUs of a host. Told of one domain with many hosts, XLA
+            # schedules for NVLink between them and puts kernels of its own in the place of NCCL.
+            topology=f"{hosts}x1x{cluster.gpus_per_host}",
             target_config=Path(cluster.target).read_text("utf-8"),
         )
     except jax.errors.JaxRuntimeError as error:

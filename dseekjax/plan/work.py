@@ -33,7 +33,7 @@ class Work:
 
     def of_instruction(self, computation: Computation, instruction: Instruction) -> Flops:
         """FLOPs of an instruction; convolutions that are left to cuDNN do not count."""
-        match instruction.opcode:
+        match instruction.opcode.removesuffix("-start"):
             case "dot" | "scaled-dot":
                 left = computation.operand(instruction, 0).arrays[0]
                 contracted = _numbers(instruction.attribute("lhs_contracting_dims"))
@@ -48,7 +48,7 @@ class Work:
 
     def kernel(self, computation: Computation, instruction: Instruction) -> str | None:
         """What runs an instruction, in words; None for what is no kernel, a copy or bookkeeping."""
-        match instruction.opcode:
+        match instruction.opcode.removesuffix("-start"):
             case "dot" | "scaled-dot" | "convolution":
                 return f"{instruction.opcode} outside of any library"
             case "custom-call":

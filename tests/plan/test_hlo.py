@@ -40,7 +40,8 @@ def texts():
 def test_agrees_with_the_parser_of_xla(text):
     ours, theirs = parse_hlo(text()), _hlo.hlo_module_from_text(text())
     computations = {computation.name: computation for computation in theirs.computations()}
-    assert set(ours.computations) == set(computations)
+    # XLA wraps what is written as started, once it has read it.
+    assert set(ours.computations) == {name for name in computations if name != "async_wrapped"}
     for name, computation in ours.computations.items():
         instructions = {instruction.name: instruction for instruction in computations[name].instructions()}
         assert set(computation.by_name) == set(instructions)

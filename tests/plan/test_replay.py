@@ -94,6 +94,15 @@ def test_branches_are_marked_and_the_longest_is_gone_on_from():
     assert found.unknown_loops == {"loop"}
 
 
+def test_collectives_that_xla_writes_as_kernels_of_its_own_are_collectives():
+    found = replay("kernel", {"fsdp": 8})
+    (reduce,) = dict(found.lines()).values()
+    one = 2 * 400 * 7 / 8
+    assert (reduce["count"], reduce["wire_bytes"], reduce["exposed_wire_bytes"]) == (2, 2 * one, one)
+    assert found.state.kernels == {"triton gemm fusion": 1}
+    assert found.state.total_flops == 2 * 32**3
+
+
 def test_what_is_not_scheduled_is_refused():
     text = (FOLDER / "loop.hlo").read_text().replace("is_scheduled=true, ", "")
     with pytest.raises(ValueError, match="not scheduled"):
