@@ -23,7 +23,7 @@ def require_compiler() -> None:
     """Raises UserError if XLA's compiler for NVIDIA GPUs is not installed."""
     if not has_compiler():
         raise UserError(
-            "compiling for GPUs needs XLA's CUDA compiler, which is not installed (5.6 GB, no GPU needed); install it "
+            "compiling for GPUs needs XLA's CUDA compiler, which is not installed (5 GB, no GPU needed); install it "
             'with `pip install "dseekjax[cuda12]"`, or in a checkout run scripts/plan, which does'
         )
 
