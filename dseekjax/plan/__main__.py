@@ -115,7 +115,8 @@ def _schema() -> str:
 
 def _command() -> str:
     """How the user called this."""
-    return os.environ.get("DSEEKJAX_COMMAND") or "python -m dseekjax.plan"
+    name = Path(sys.argv[0]).name
+    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-plan" else "python -m dseekjax.plan")
 
 
 if __name__ == "__main__":

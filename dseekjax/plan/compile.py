@@ -16,9 +16,10 @@ from dseekjax.plan.report import Report
 from dseekjax.plan.request import Request
 from dseekjax.plan.target import require_compiler
 
-# What XLA says on stderr because no GPU is there, or because a program does not fit, which the report says better.
+# What XLA says on stderr because no GPU is there, or of what the report says better: memory and time.
 HARMLESS = re.compile(
     r"cuInit|failed call to cu|no NVIDIA GPU device|cuda_diagnostics|hlo_rematerialization|before absl::InitializeLog"
+    r"|slow_operation_alarm|The operation took|Very slow compile|^\**$"
 )
 WORKER = ("-m", "dseekjax.plan.worker")
 
