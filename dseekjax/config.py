@@ -13,6 +13,7 @@ from dseekjax.config_errors import explain
 from dseekjax.data.config import DataConfig
 from dseekjax.distributed.config import DistributedConfig
 from dseekjax.errors import UserError
+from dseekjax.files import shipped_configs
 from dseekjax.insight.config import InsightConfig
 from dseekjax.memory.config import MemoryConfig
 from dseekjax.models.config import ModelConfig
@@ -21,6 +22,7 @@ from dseekjax.parallel.config import MeshConfig
 from dseekjax.precision.config import PrecisionConfig
 from dseekjax.section import Section
 from dseekjax.training.config import EvaluationConfig, RunConfig, TrainConfig
+from dseekjax.yaml_file import StrictLoader, read_yaml
 
 
 class Config(Section):
@@ -87,7 +89,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     Raises:
         UserError: the file cannot be read, or keys or values are wrong; all problems are named at once.
     """
-    values = {} if path is None else _read_yaml(Path(path))
+    values = {} if path is None else read_yaml(Path(path), "--config")
     for override in overrides:
         _override(values, override)
     try:
@@ -112,8 +114,7 @@ def recipe_path(name: str) -> Path:
     Raises:
         UserError: there is no such recipe.
     """
-    package = Path(__file__).parent
-    folder = next(folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir())
+    folder = shipped_configs()
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in folder.glob("*.yaml"))
@@ -135,45 +136,13 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-# A date is what the user meant as text, as in run.dir=2026-01-05.
-_StrictLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(path.read_text("utf-8"), _StrictLoader)
-    except OSError as error:
-        raise UserError(f"--config: cannot read {path} ({error.strerror}); give the path of a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config: {path} is not YAML: {' '.join(str(error).split())}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise UserError(f"--config: {path} holds a {type(values).__name__}; it must be sections of keys and values")
-    return values
-
-
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         hint = f"for a config file give --config {override}" if override.endswith((".yaml", ".yml")) else "see --help"
         raise UserError(f"{override!r} is not of the form key=value, as in train.steps=100; {hint}")
     try:
-        value = yaml.load(text, _StrictLoader)
+        value = yaml.load(text, StrictLoader)
     except yaml.YAMLError:
         value = text
     *parents, last = re.sub(r"\[(\d+)\]", r".\1", key).split(".")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-SHARED = {"errors", "files", "section"}
+SHARED = {"errors", "files", "section", "yaml_file"}
 HOOKS = {"training.hooks", "training.state", "training.processes"}
 ROOMS = {
     "models": {"pallas_kernels"},
@@ -20,6 +20,7 @@ ROOMS = {
     "training": {"config", "platform", "pallas_kernels", "models", "parallel", "comms", "precision", "memory", "optim"},
     "checkpoint": HOOKS,
     "insight": HOOKS,
+    "plan": {"config", "config_errors", "models.flops", "training.program"},
 }
 
 

@@ -6,7 +6,10 @@ import subprocess
 import sys
 import zipfile
 
+import pytest
+
 import dseekjax
+import dseekjax.plan
 from dseekjax.config import load_config, recipe_path
 from tests.conftest import REPOSITORY
 
@@ -16,7 +19,8 @@ README = (REPOSITORY / "README.md").read_text()
 def test_examples_run():
     for name in (str(REPOSITORY / "README.md"),):
         assert doctest.testfile(name, module_relative=False, optionflags=doctest.ELLIPSIS).failed == 0
-    assert doctest.testmod(dseekjax).failed == 0
+    for module in (dseekjax, dseekjax.plan):
+        assert doctest.testmod(module).failed == 0
 
 
 def test_readme_names_only_what_exists():
@@ -37,6 +41,8 @@ def test_wheel_holds_configs_and_the_novel(tmp_path):
     for name in (
         "dseekjax/configs/quickstart.yaml",
         "dseekjax/configs/llama3_8b.yaml",
+        "dseekjax/configs/clusters/h100_sxm.yaml",
+        "dseekjax/configs/clusters/targets/h100_sxm.txtpb",
         "dseekjax/data/texts/emma.txt",
         "pallas_kernels/attention/api.py",
     ):
@@ -44,9 +50,18 @@ def test_wheel_holds_configs_and_the_novel(tmp_path):
     assert not [name for name in names if name.startswith(("tests", "scripts", "configs/"))]
 
 
-def test_lock_names_no_host_and_hashes_everything():
-    lock = (REPOSITORY / "requirements.lock").read_text()
-    assert "://" not in lock
-    pins = [line for line in lock.splitlines() if re.match(r"[a-zA-Z0-9]", line)]
-    assert all(re.match(r"[\w.\[\],-]+==[\w.]+", pin) for pin in pins)
-    assert all(pin.endswith("\\") for pin in pins)
+def pins(lock):
+    return [line for line in (REPOSITORY / lock).read_text().splitlines() if re.match(r"[a-zA-Z0-9]", line)]
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-cuda12.lock"])
+def test_lock_names_no_host_and_hashes_everything(lock):
+    assert "://" not in (REPOSITORY / lock).read_text()
+    assert all(re.match(r"[\w.\[\],-]+==[\w.]+", pin) for pin in pins(lock))
+    assert all(pin.endswith("\\") for pin in pins(lock))
+
+
+def test_the_cuda_lock_adds_to_the_plain_one_and_changes_nothing():
+    added = set(pins("requirements-cuda12.lock")) - set(pins("requirements.lock"))
+    assert set(pins("requirements.lock")) < set(pins("requirements-cuda12.lock"))
+    assert all(re.match(r"(jax-cuda12|nvidia)-", pin) for pin in added)

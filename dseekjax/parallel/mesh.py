@@ -32,7 +32,7 @@ def mesh_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     sizes = {axis: getattr(config, axis) for axis in AXES}
     fixed = math.prod(size for size in sizes.values() if size != -1)
     wanted = " x ".join(f"mesh.{axis} {size}" for axis, size in sizes.items() if size not in (1, -1)) or "the mesh"
-    hint = "set run.virtual_devices to try a larger mesh on CPU"
+    hint = "take more devices (run.virtual_devices on CPU, --hosts when planning)"
     if fixed > num_devices:
         raise UserError(f"{wanted} needs {fixed} devices, there are {num_devices}; make it smaller, or {hint}")
     if num_devices % fixed:
