@@ -8,7 +8,9 @@ import jax
 from dseekjax.errors import UserError
 from dseekjax.models.operations import Attention, Dense, Operations, Product, local_operations
 from dseekjax.parallel.config import MeshConfig
+from dseekjax.parallel.context import context_attention
 from dseekjax.parallel.layout import Layout
+from dseekjax.parallel.order import splits_rows
 from dseekjax.parallel.tensor import Transport, annotated_in, annotated_out, project_in, project_out
 from dseekjax.parallel.transport import AtOnce, RoundARing, WholeSequences
 from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup
@@ -28,6 +30,8 @@ def build_operations(config: MeshConfig, layout: Layout, attention: Attention, d
             embed_lookup=functools.partial(sharded_lookup, layout),
             cross_entropy=functools.partial(sharded_cross_entropy, layout, dense),
         )
+    if splits_rows(layout):
+        operations = dataclasses.replace(operations, attention=context_attention(config, layout, attention))
     if layout.sizes["tensor"] > 1:
         operations = _tensor_parallel(config, layout, operations)
     return operations

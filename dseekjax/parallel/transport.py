@@ -1,6 +1,7 @@
 """The ways in which a sequence that is split over `tensor` is brought together and summed apart."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float
@@ -37,7 +38,7 @@ class RoundARing:
         for hop in range(size):
             found.append(((rank - hop) % size * length, x))
             if hop < size - 1:
-                x = _pass_on(x)
+                x = pass_on(x, AXIS)
         return found
 
     def total(self, part_at: Callable[[jax.Array | int, int], jax.Array], length: int) -> jax.Array:
@@ -46,10 +47,11 @@ class RoundARing:
         # The sum for a device starts at its neighbour and gathers a term at every stop on its way home.
         sums = part_at((rank - 1) % size * part, part)
         for hop in range(1, size):
-            sums = _pass_on(sums) + part_at((rank - 1 - hop) % size * part, part)
+            sums = pass_on(sums, AXIS) + part_at((rank - 1 - hop) % size * part, part)
         return sums
 
 
-def _pass_on(x: jax.Array) -> jax.Array:
-    size = jax.lax.axis_size(AXIS)
-    return jax.lax.ppermute(x, AXIS, [(source, (source + 1) % size) for source in range(size)])
+def pass_on(x: Any, axis: str) -> Any:
+    """Sends a pytree of arrays to the next device of a mesh axis, and takes in those of the one before."""
+    size = jax.lax.axis_size(axis)
+    return jax.lax.ppermute(x, axis, [(source, (source + 1) % size) for source in range(size)])

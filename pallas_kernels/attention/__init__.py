@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: one public function, several implementations; and parts of it, over some of the keys."""
+"""Scaled dot-product attention: one public function, several implementations; and parts of it, over some keys."""
 
 from pallas_kernels.attention.api import attention, choose_implementation
 from pallas_kernels.attention.partial import (
