@@ -56,7 +56,7 @@ class _Gradients(NamedTuple):
     value: Float[Array, "chunks batch seq kv_heads value_dim"]
 
 
-def ring_pairs(step: int, device: Index, devices: int, causal: bool) -> Sequence[Pair]:
+def ring_pairs(step: int, device: Index, causal: bool) -> Sequence[Pair]:
     """The pairs to work on when keys have gone `step` stops round the ring."""
     if not causal:
         return [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -104,7 +104,7 @@ def _round_the_ring(block: _Block, causal: bool) -> Iterator[tuple[Keys, Sequenc
     size, device = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
     for step in range(size):
         following = pass_on(block, AXIS) if step < size - 1 else block
-        yield _keys(block, jnp.stack(half_chunks((device - step) % size, size))), ring_pairs(step, device, size, causal)
+        yield _keys(block, jnp.stack(half_chunks((device - step) % size, size))), ring_pairs(step, device, causal)
         block = following
 
 

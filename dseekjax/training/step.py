@@ -41,7 +41,7 @@ class Step:
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step. A non-finite loss or gradient changes nothing but `step` and `bad_steps`."""
-        gradients, sums = self._reduced_gradients(state, batch)
+        gradients, sums = self.gradients(state, batch)
         loss = sums["loss"] / sums["weight"]
         gradients = jax.tree.map(lambda gradient: gradient / sums["weight"], gradients)
         gradients, gradient_norm = clip_by_global_norm(gradients, self.clip_norm)
@@ -76,7 +76,9 @@ class Step:
 
         return self._manual_over_data(local_sums, 2, 1)(state.params, state.variables, batch)
 
-    def _reduced_gradients(self, state: TrainState, batch: Batch) -> tuple[Any, Sums]:
+    def gradients(self, state: TrainState, batch: Batch) -> tuple[Any, Sums]:
+        """Gradients of the summed loss like `state.params`, in float32, and the sums, over the whole batch."""
+
         def local_gradients(
             params: Any, variables: Any, rng: jax.Array, examples: tuple[Batch, jax.Array]
         ) -> tuple[Any, Sums]:
