@@ -6,7 +6,7 @@ backward. All functions run inside an island.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -80,32 +80,53 @@ def gathered_pairs(device: Index, devices: int, causal: bool) -> Pair:
 
 
 def _ring_forward(queries: Queries, block: _Block, causal: bool, scale: float) -> Attended:
-    attended = _nothing(queries, block)
-    for keys, pairs in _round_the_ring(block, causal):
+    def stop(attended: Attended, keys: Keys, pairs: Sequence[Pair]) -> Attended:
         for pair in pairs:
             attended = _attend(attended, queries, keys, pair, causal, scale)
-    return attended
+        return attended
+
+    return _round_the_ring(stop, _nothing(queries, block), block, causal)
 
 
 def _ring_backward(queries: Queries, block: _Block, upstream: _Upstream, causal: bool, scale: float) -> _Gradients:
-    query_gradient, sums = _zeros(queries.query), None
-    for keys, pairs in _round_the_ring(block, causal):
+    def stop(state: tuple[jax.Array, Any], keys: Keys, pairs: Sequence[Pair]) -> tuple[jax.Array, Any]:
+        query_gradient, travelling = state
+        # Sums travel after their keys. What this stop adds does not wait for them.
+        arriving = pass_on(travelling, AXIS)
         terms = _Gradients(query_gradient, _zeros(keys.key), _zeros(keys.value))
         for pair in pairs:
             terms = _differentiate(terms, queries, keys, upstream, pair, causal, scale)
-        query_gradient = terms.query
-        # Sums travel with their keys; the terms of this stop do not wait for them.
-        sums = terms[1:] if sums is None else jax.tree.map(jnp.add, pass_on(sums, AXIS), terms[1:])
-    return _Gradients(query_gradient, *pass_on(sums, AXIS))
+        added = _pack(terms.key, terms.value)
+        return terms.query, added if arriving is None else arriving + added
+
+    start = (_zeros(queries.query), None)
+    query_gradient, travelling = _round_the_ring(stop, start, block, causal)
+    return _Gradients(query_gradient, *_unpack(pass_on(travelling, AXIS), block.key.shape[-1]))
 
 
-def _round_the_ring(block: _Block, causal: bool) -> Iterator[tuple[Keys, Sequence[Pair]]]:
-    """The keys of each device in turn, from this one backwards; each hop can hide behind the work on those before."""
+def _round_the_ring[State](
+    stop: Callable[[State, Keys, Sequence[Pair]], State], state: State, block: _Block, causal: bool
+) -> State:
+    """Works on the keys of each device in turn, from this one backwards, while the next are on their way."""
     size, device = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
+    packed = _pack(block.key, block.value), block.segment_ids
     for step in range(size):
-        following = pass_on(block, AXIS) if step < size - 1 else block
-        yield _keys(block, jnp.stack(half_chunks((device - step) % size, size))), ring_pairs(step, device, causal)
-        block = following
+        following = pass_on(packed, AXIS) if step < size - 1 else packed
+        keys = _Block(*_unpack(packed[0], block.key.shape[-1]), packed[1])
+        chunks = jnp.stack(half_chunks((device - step) % size, size))
+        state = stop(state, _keys(keys, chunks), ring_pairs(step, device, causal))
+        # One hop per stop: left to itself, the compiler sends keys all the way round before it starts to work.
+        state, packed = jax.lax.optimization_barrier((state, following))
+    return state
+
+
+def _pack(key: jax.Array, value: jax.Array) -> jax.Array:
+    """One array to send: of several collectives only one at a time hides behind work."""
+    return jnp.concatenate([key, value], axis=-1)
+
+
+def _unpack(packed: jax.Array, key_dim: int) -> tuple[jax.Array, jax.Array]:
+    return packed[..., :key_dim], packed[..., key_dim:]
 
 
 def _gathered_forward(queries: Queries, block: _Block, causal: bool, scale: float) -> Attended:

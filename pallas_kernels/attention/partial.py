@@ -6,10 +6,14 @@ the gradient of a part follows from the log-sum-exp over all (Dao et al. 2022, a
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.attention.reference import visible
+
+BLOCK_SIZE = 512
+"""Scores exist for no more queries than this at a time."""
 
 
 class Queries(NamedTuple):
@@ -41,7 +45,7 @@ class Attended(NamedTuple):
 
 
 def partial_attention(queries: Queries, keys: Keys, *, causal: bool, scale: float) -> Attended:
-    """Attends to `keys` alone, with float32 scores.
+    """Attends to `keys` alone, with float32 scores, those of a block of queries at a time.
 
     Its gradient is `partial_attention_gradient`; differentiated as it stands it keeps the scores.
 
@@ -51,6 +55,14 @@ def partial_attention(queries: Queries, keys: Keys, *, causal: bool, scale: floa
         causal: a query sees keys up to its own position.
         scale: factor on the scores.
     """
+
+    def attend(block: Queries) -> Attended:
+        return _attend(block, keys, causal, scale)
+
+    return Attended(*map(_joined, jax.lax.map(attend, _blocks(queries))))
+
+
+def _attend(queries: Queries, keys: Keys, causal: bool, scale: float) -> Attended:
     query, value = _grouped(queries.query, keys), keys.value
     mask = _mask(queries, keys, causal)
     scores = jnp.where(mask, _scores(query, keys, scale), -jnp.inf)
@@ -102,6 +114,28 @@ def partial_attention_gradient(
         causal: as before.
         scale: as before.
     """
+
+    def add(
+        sums: tuple[jax.Array, jax.Array], block: tuple[Queries, jax.Array, jax.Array, jax.Array]
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        of_query, of_key, of_value = _gradient(*block, keys, causal, scale)
+        return (sums[0] + of_key, sums[1] + of_value), of_query
+
+    zeros = (jnp.zeros(keys.key.shape, jnp.float32), jnp.zeros(keys.value.shape, jnp.float32))
+    blocks = (_blocks(queries), _cut(log_sum_exp), _cut(gradient), _cut(correction))
+    (key_gradient, value_gradient), query_gradient = jax.lax.scan(add, zeros, blocks)
+    return _joined(query_gradient), key_gradient, value_gradient
+
+
+def _gradient(
+    queries: Queries,
+    log_sum_exp: jax.Array,
+    gradient: jax.Array,
+    correction: jax.Array,
+    keys: Keys,
+    causal: bool,
+    scale: float,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     query, gradient = _grouped(queries.query, keys), _grouped(gradient, keys)
     scores = _scores(query, keys, scale)
     weights = jnp.where(_mask(queries, keys, causal), jnp.exp(scores - _per_score(log_sum_exp, keys)), 0.0)
@@ -114,6 +148,23 @@ def partial_attention_gradient(
         "bhgqk,bqhgd->bkhd", weights.astype(gradient.dtype), gradient, preferred_element_type=jnp.float32
     )
     return query_gradient.reshape(queries.query.shape), key_gradient, value_gradient
+
+
+def _blocks(queries: Queries) -> Queries:
+    query, positions, segment_ids = queries
+    return Queries(_cut(query), _cut(positions, 0), None if segment_ids is None else _cut(segment_ids))
+
+
+def _cut(x: Array, axis: int = 1) -> Array:
+    """The queries, along `axis`, in the fewest equal blocks of at most `BLOCK_SIZE`; blocks lead."""
+    length = x.shape[axis]
+    blocks = next(n for n in range(-(-length // BLOCK_SIZE), length + 1) if length % n == 0)
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], blocks, length // blocks, *x.shape[axis + 1 :]), axis, 0)
+
+
+def _joined(x: Float[Array, "blocks batch queries ..."]) -> Float[Array, "batch all_queries ..."]:
+    blocks, batch, length, *rest = x.shape
+    return jnp.moveaxis(x, 0, 1).reshape(batch, blocks * length, *rest)
 
 
 def _grouped(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_kernels import attention as kernels
-from pallas_kernels.attention import Keys, Queries, attention, merge_attended
+from pallas_kernels.attention import Keys, Queries, attention, merge_attended, partial
 from tests.pallas_kernels.test_attention import inputs
 from tests.references.attention import attention as exact
 
@@ -20,6 +20,14 @@ partial_attention_gradient = jax.jit(
     functools.partial(kernels.partial_attention_gradient, scale=SCALE), static_argnames="causal"
 )
 merge_attended = jax.jit(merge_attended)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def several_blocks_of_queries_to_a_part():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partial, "BLOCK_SIZE", 1)
+        yield
+
 
 heads = pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
 parts = st.permutations(range(LENGTH)).map(lambda order: np.split(np.array(order), 3))
