@@ -10,7 +10,7 @@ SHARED = {"errors", "files", "section"}
 HOOKS = {"training.hooks", "training.state", "training.processes"}
 ROOMS = {
     "models": {"pallas_kernels"},
-    "parallel": {"models"},
+    "parallel": {"models", "pallas_kernels"},
     "comms": {"pallas_kernels"},
     "precision": set(),
     "memory": set(),
