@@ -10,7 +10,7 @@ SHARED = {"errors", "files", "section", "yaml_file"}
 HOOKS = {"training.hooks", "training.state", "training.processes"}
 ROOMS = {
     "models": {"pallas_kernels"},
-    "parallel": {"models"},
+    "parallel": {"models", "pallas_kernels"},
     "comms": {"pallas_kernels"},
     "distributed": set(),
     "precision": set(),

@@ -67,6 +67,7 @@ def test_all_problems_are_named_at_once_with_the_fix():
         ("train.num_microbatches=3", "train.num_microbatches 3 does not divide train.global_batch_size 16"),
         ("data.sequence_length=4096", "exceeds model.max_positions 1024"),
         ("mesh.pipe=2", "mesh.pipe 2 is not supported yet"),
+        ("mesh={pipe: 2, context: 2, context_attention: ring}", "set context_attention to all_to_all or all_gather"),
         ("mesh.data=-1", "only one axis can fill"),
         ("mesh.data=0", "mesh.data 0 is no size"),
         ("data.tokenizer=train:7", "at least 257"),

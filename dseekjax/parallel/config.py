@@ -26,12 +26,23 @@ class MeshConfig(Section):
     )
     context_attention: Literal["all_to_all", "all_gather", "ring"] = Field(
         "all_to_all",
-        description="How attention sees the whole sequence: heads are split instead; keys and values are gathered; "
-        "they go round a ring.",
+        description="How attention sees sequences that context splits: heads are split instead, as "
+        "far as there are heads; keys and values are gathered; or they go round a ring, hidden behind the work. The "
+        "last two compute in blocks of their own, whatever model.attention.implementation.",
     )
     rules: dict[str, tuple[str, ...]] = Field(
         {}, description="Mesh axes of a logical axis, instead of the usual ones, as in {mlp: [tensor], embed: []}."
     )
+
+    # Stated before what holds only until there are pipelines.
+    @model_validator(mode="after")
+    def _rings_need_all_stages(self) -> Self:
+        if self.context_attention == "ring" and self.context != 1 and self.pipe != 1:
+            raise ValueError(
+                f"context_attention ring sends keys round in steps that all devices must take together, which pipe "
+                f"{self.pipe} keeps them from; set context_attention to all_to_all or all_gather"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sizes_make_sense(self) -> Self:

@@ -6,9 +6,11 @@ import functools
 from dseekjax.errors import UserError
 from dseekjax.models.operations import Attention, Dense, Operations, local_operations
 from dseekjax.parallel.config import MeshConfig
+from dseekjax.parallel.context import context_attention
 from dseekjax.parallel.layout import Layout
-from dseekjax.parallel.ring import ring_in, ring_out
+from dseekjax.parallel.order import splits_rows
 from dseekjax.parallel.tensor import project_in, project_out
+from dseekjax.parallel.tensor_ring import ring_in, ring_out
 from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup
 
 
@@ -26,6 +28,8 @@ def build_operations(config: MeshConfig, layout: Layout, attention: Attention, d
             embed_lookup=functools.partial(sharded_lookup, layout),
             cross_entropy=functools.partial(sharded_cross_entropy, layout, dense),
         )
+    if splits_rows(layout):
+        operations = dataclasses.replace(operations, attention=context_attention(config, layout, attention))
     if layout.sizes["tensor"] > 1:
         into, out = (ring_in, ring_out) if config.tensor_overlap == "ring" else (project_in, project_out)
         operations = dataclasses.replace(

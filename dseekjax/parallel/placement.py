@@ -1,4 +1,4 @@
-"""Moving an array from one placement to another, and its gradient back."""
+"""Moving arrays between devices: from one placement to another, to the neighbour on a ring."""
 
 import functools
 from typing import Any
@@ -47,3 +47,9 @@ def _without_fsdp(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] 
     axes = (entry,) if isinstance(entry, str) else entry or ()
     kept = tuple(axis for axis in axes if axis != "fsdp")
     return kept or None
+
+
+def pass_on(tree: Any, axis: str) -> Any:
+    """Inside an island, every array of `tree` from the neighbour before on the ring of `axis`."""
+    size = jax.lax.axis_size(axis)
+    return jax.lax.ppermute(tree, axis, [(source, (source + 1) % size) for source in range(size)])

@@ -19,9 +19,11 @@ from dseekjax.models.decoder import Decoder
 from dseekjax.models.operations import contract
 from dseekjax.optim.optimizer import build_optimizer
 from dseekjax.optim.schedules import build_schedule
+from dseekjax.parallel.context import check_context
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.mesh import AnyMesh, build_mesh
 from dseekjax.parallel.operations import build_operations
+from dseekjax.parallel.order import order_of_tokens
 from dseekjax.parallel.sharding import Rules, build_rules, parameter_specs, partition_spec, shardings, without
 from dseekjax.precision.policy import cast_parameters
 from dseekjax.training.forward import Forward, Sums
@@ -64,10 +66,12 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     """
     mesh = build_mesh(config.mesh, devices)
     rules = build_rules(config.mesh)
-    _check_batch(config, rules, mesh)
     inner_rules = without(rules, *MANUAL_AXES)
+    layout = Layout(inner_rules, dict(mesh.shape))
+    check_context(config.mesh, layout, config.data.sequence_length, config.model.attention.num_heads)
+    _check_batch(config, rules, mesh)
     attend = functools.partial(attention, implementation=config.model.attention.implementation)
-    operations = build_operations(config.mesh, Layout(inner_rules, dict(mesh.shape)), attend, contract)
+    operations = build_operations(config.mesh, layout, attend, contract)
 
     def new_model(key: jax.Array) -> Decoder:
         return Decoder(config.model, operations, nnx.Rngs(params=key))
@@ -103,6 +107,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         clip_norm=config.optimizer.clip_norm,
         num_microbatches=config.train.num_microbatches,
         tokens_spec=partition_spec(("batch", "sequence"), inner_rules),
+        arrange=order_of_tokens(config.mesh, layout),
     )
     state_shardings, batch_shardings = _shardings(state_shape), _shardings(batch_shape)
     replicated = NamedSharding(mesh, PartitionSpec())

@@ -15,6 +15,7 @@ from dseekjax.models.batch import Batch
 from dseekjax.optim.optimizer import clip_by_global_norm
 from dseekjax.optim.schedules import Schedule
 from dseekjax.parallel.mesh import AnyMesh
+from dseekjax.parallel.order import Arrange
 from dseekjax.training.forward import Forward, Sums
 from dseekjax.training.gradients import gradient_sums
 from dseekjax.training.state import TrainState
@@ -35,6 +36,8 @@ class Step:
     num_microbatches: int
     tokens_spec: PartitionSpec
     """Placement of what is one per token over the axes that are not manual."""
+    arrange: Arrange
+    """Order of tokens within it."""
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step. A non-finite loss or gradient changes nothing but `step` and `bad_steps`."""
@@ -69,7 +72,7 @@ class Step:
         """Sums of a batch, without dropout."""
 
         def local_sums(params: Any, variables: Any, batch: Batch) -> Sums:
-            return plain_exchange(self.forward(self.cast(params), variables, batch))
+            return plain_exchange(self.forward(self.cast(params), variables, self.arrange(batch)))
 
         return self._manual_over_data(local_sums, 2, 1)(state.params, state.variables, batch)
 
@@ -88,7 +91,7 @@ class Step:
             sums = gradient_sums(
                 loss,
                 self.cast(params),
-                examples,
+                self.arrange(examples),
                 self.num_microbatches,
                 self.tokens_spec,
                 self.forward.specs,

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from dseekjax.models.operations import Dense, Product
 from dseekjax.parallel.layout import Layout
+from dseekjax.parallel.placement import pass_on
 from dseekjax.parallel.tensor import STREAM
 
 
@@ -137,7 +138,7 @@ def _parts(x: Float[Array, "batch block ..."]) -> Sequence[tuple[jax.Array, jax.
     for hop in range(size):
         found.append(((rank - hop) % size * length, x))
         if hop < size - 1:
-            x = _pass_on(x)
+            x = pass_on(x, "tensor")
     return found
 
 
@@ -151,10 +152,5 @@ def _total(part_at: Callable[[jax.Array, int], jax.Array], length: int) -> Float
     block = length // size
     sums = part_at((rank - 1) % size * block, block)
     for hop in range(1, size):
-        sums = _pass_on(sums) + part_at((rank - 1 - hop) % size * block, block)
+        sums = pass_on(sums, "tensor") + part_at((rank - 1 - hop) % size * block, block)
     return sums
-
-
-def _pass_on(x: jax.Array) -> jax.Array:
-    size = jax.lax.axis_size("tensor")
-    return jax.lax.ppermute(x, "tensor", [(source, (source + 1) % size) for source in range(size)])
