@@ -23,6 +23,11 @@ MAX_DEVICES = 8
 FACTORS = {
     **{axis: (f"mesh.{axis}=1", f"mesh.{axis}=2") for axis in AXES if axis != "pipe"},
     "overlap": ("mesh.tensor_overlap=none", "mesh.tensor_overlap=xla", "mesh.tensor_overlap=ring"),
+    "context attention": (
+        "mesh.context_attention=all_to_all",
+        "mesh.context_attention=all_gather",
+        "mesh.context_attention=ring",
+    ),
     "stream": ("mesh.sequence_parallel=true", "mesh.sequence_parallel=false"),
     "family": ((), LLAMA, ("model.tied_embeddings=false", "model.biases=qkv")),
     "dropout": ("model.dropout=0", "model.dropout=0.1"),
@@ -35,7 +40,7 @@ FACTORS = {
     "attention": ("model.attention.implementation=reference", "model.attention.implementation=blocked"),
 }
 # Factors that another must be 2 for, so that no pair is thought to be covered where it means nothing.
-NEEDED = {"overlap": "tensor", "stream": "tensor"}
+NEEDED = {"overlap": "tensor", "stream": "tensor", "context attention": "context"}
 REFUSED = [
     # overrides, devices, message
     (("mesh.pipe=2",), 8, "mesh.pipe 2 is not supported yet"),
@@ -43,6 +48,9 @@ REFUSED = [
     (("mesh.tensor=4",), 8, r"key.bias: its dimension 'kv_heads' of 2 is not divisible by the 4 parts"),
     (("mesh.tensor=2", "model.vocabulary_size=97"), 8, r"embedding: its dimension 'vocab' of 97 is not divisible"),
     (("mesh.tensor=2", "data.sequence_length=23"), 8, "data.sequence_length 23 does not divide into the 2 parts"),
+    (("mesh.pipe=2", "mesh.context=2", "mesh.context_attention=ring"), 8, "mesh.context_attention ring"),
+    (("mesh.context=8", "mesh.context_attention=ring"), 8, "data.sequence_length 24 does not divide into the 16 half"),
+    (("mesh.context=8",), 8, "model.attention.num_heads 4 does not divide over the 8 devices"),
     (("mesh.rules={mpl: []}",), 8, "mesh.rules: there is no logical axis 'mpl'; there are batch, "),
     (("mesh.rules={mlp: [tensr]}",), 8, "mesh.rules.mlp names the mesh axis 'tensr'; there are data, "),
     (("mesh.rules={vocab: [fsdp]}",), 8, "mesh.rules.vocab names the mesh axis 'fsdp', where vocab cannot go"),
