@@ -12,8 +12,10 @@ AXES = ("data", "fsdp", "expert", "context", "tensor", "pipe")
 class MeshConfig(Section):
     data: int = Field(1, ge=-1, description="Pure replicas: batch is split, parameters are copied; -1 fills.")
     fsdp: int = Field(-1, ge=-1, description="Replicas that shard parameters and optimizer state; -1 fills.")
-    expert: int = Field(1, ge=-1, description="Splits the batch; parameters are copied, as no layer has experts yet.")
-    context: int = Field(1, ge=-1, description="Splits every sequence.")
+    expert: int = Field(
+        1, ge=-1, description="Splits the batch and, as no layer has experts yet, shards parameters like fsdp."
+    )
+    context: int = Field(1, ge=-1, description="Splits every sequence, and shards parameters like fsdp.")
     tensor: int = Field(1, ge=-1, description="Splits heads, feed-forward width and vocabulary.")
     pipe: int = Field(1, ge=-1, description="Pipeline stages; only 1 so far.")
     sequence_parallel: bool = Field(

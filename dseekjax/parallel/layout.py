@@ -8,7 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from dseekjax.parallel.sharding import Rules, partition_spec
+from dseekjax.parallel.sharding import PARAMETER_AXES, Rules, partition_spec, without
 
 Names = Sequence[str]
 """Logical axes of an array, one per dimension."""
@@ -34,8 +34,8 @@ class Layout:
         return partition_spec(names, self.rules)
 
     def gathered(self, names: Names) -> PartitionSpec:
-        """The placement of a parameter while it is used: not split over `fsdp`."""
-        return partition_spec(names, {name: tuple(a for a in axes if a != "fsdp") for name, axes in self.rules.items()})
+        """The placement of a parameter while it is used: whole wherever the tokens are others."""
+        return partition_spec(names, without(self.rules, *PARAMETER_AXES))
 
     def constrain(self, x: jax.Array, *names: str) -> jax.Array:
         """Places `x`, and its gradient, by its logical axes."""

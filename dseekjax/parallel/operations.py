@@ -49,7 +49,7 @@ def _check_rules(config: MeshConfig, layout: Layout) -> None:
         "heads": {"tensor"},
         "kv_heads": {"tensor"},
         "mlp": {"tensor"},
-        "embed": set(layout.rules["batch"]),
+        "embed": {*layout.rules["batch"], *layout.rules["sequence"]},
         "residual": set(),
         "head_dim": set(),
         "positions": set(),

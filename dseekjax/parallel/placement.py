@@ -7,6 +7,8 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from dseekjax.parallel.sharding import PARAMETER_AXES
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def move(x: Float[Array, "..."], source: PartitionSpec, target: PartitionSpec) -> Float[Array, "..."]:
@@ -30,7 +32,7 @@ move.defvjp(_forward, _backward)
 
 
 def gather_tree(params: Any, specs: Any) -> Any:
-    """Gathers every parameter of a tree over `fsdp`, given where each rests, except tables.
+    """Gathers every parameter of a tree to be used, given where each rests, except tables.
 
     What looks rows up in a table, or projects with it, knows a better time or way.
     """
@@ -38,14 +40,14 @@ def gather_tree(params: Any, specs: Any) -> Any:
     def gather(path: Any, parameter: jax.Array, spec: PartitionSpec) -> jax.Array:
         if path[-1].key == "embedding":
             return parameter
-        return move(parameter, spec, PartitionSpec(*(_without_fsdp(entry) for entry in spec)))
+        return move(parameter, spec, PartitionSpec(*map(_in_use, spec)))
 
     return jax.tree.map_with_path(gather, params, specs)
 
 
-def _without_fsdp(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+def _in_use(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
     axes = (entry,) if isinstance(entry, str) else entry or ()
-    kept = tuple(axis for axis in axes if axis != "fsdp")
+    kept = tuple(axis for axis in axes if axis not in PARAMETER_AXES)
     return kept or None
 
 

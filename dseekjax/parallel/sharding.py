@@ -21,7 +21,9 @@ LOGICAL_AXES = (
 )
 # What each style of parallelism adds to nothing being split.
 REPLICATED: Rules = dict.fromkeys(LOGICAL_AXES, ())
-SHARDED_DATA: Rules = {"batch": ("data", "fsdp", "expert"), "embed": ("fsdp",)}
+PARAMETER_AXES = ("fsdp", "expert", "context")
+"""The mesh axes whose devices use the same parameters at different tokens, and so share the keeping of them."""
+SHARDED_DATA: Rules = {"batch": ("data", "fsdp", "expert"), "embed": PARAMETER_AXES}
 CONTEXT: Rules = {"sequence": ("context",), "residual_sequence": ("context",)}
 TENSOR: Rules = dict.fromkeys(("vocab", "heads", "kv_heads", "mlp"), ("tensor",))
 SEQUENCE: Rules = {"residual_sequence": ("context", "tensor")}

@@ -16,17 +16,18 @@ from dseekjax.parallel.tensor import STREAM
 def sharded_lookup(layout: Layout, *lookups: Lookup) -> Float[Array, "batch seq embed"]:
     """See `Operations.embed_lookup`. No table is ever gathered.
 
-    Where their width is split over `fsdp`, each device looks up its columns for the examples of the whole group, and
-    an all-to-all brings every example's columns home. Where rows are split over `tensor`, each device takes those that
-    it has, and the rest are zeros in a sum.
+    Where their width is split over axes that split tokens, each device looks up its columns for the tokens of the whole
+    group, and all-to-alls bring every token's columns home. Where rows are split over `tensor`, each device takes those
+    that it has, and the rest are zeros in a sum.
     """
     columns = layout.axes("embed")
     summed = {axis for lookup in lookups for axis in layout.axes(lookup.rows_axis)}
+    dimension_of = dict.fromkeys(layout.axes("batch"), 0) | dict.fromkeys(layout.axes("sequence"), 1)
     split_stream = "tensor" in layout.axes("residual_sequence")
 
     def take(lookup: Lookup, table: jax.Array, indices: jax.Array) -> jax.Array:
-        if columns:
-            indices = jax.lax.all_gather(indices, columns, axis=0, tiled=True)
+        for axis in columns:
+            indices = jax.lax.all_gather(indices, axis, axis=dimension_of[axis], tiled=True)
         rows = layout.axes(lookup.rows_axis)
         first = jax.lax.axis_index(rows) * table.shape[0] if rows else 0
         here = (indices >= first) & (indices < first + table.shape[0])
@@ -39,8 +40,9 @@ def sharded_lookup(layout: Layout, *lookups: Lookup) -> Float[Array, "batch seq 
     def look_up(tables: tuple[jax.Array, ...], indices: tuple[jax.Array, ...]) -> jax.Array:
         first, *others = map(take, lookups, tables, indices)
         x = functools.reduce(jnp.add, others, first)
-        if columns:
-            x = jax.lax.all_to_all(x, columns, split_axis=0, concat_axis=2, tiled=True)
+        # The last axis splits columns finest, so what it holds has to come together first.
+        for axis in reversed(columns):
+            x = jax.lax.all_to_all(x, axis, split_axis=dimension_of[axis], concat_axis=2, tiled=True)
         if summed and split_stream:
             return jax.lax.psum_scatter(x, tuple(summed), scatter_dimension=1, tiled=True)
         if summed:
@@ -69,7 +71,7 @@ def sharded_cross_entropy(
 ) -> LossSums:
     """See `Operations.cross_entropy`.
 
-    The kernel is gathered over `fsdp` inside, so that its gradient is summed locally over all chunks and reduced once:
+    The kernel is gathered inside, so that its gradient is summed locally over all chunks and reduced once:
     left to annotations, every chunk would reduce it.
     """
     project = functools.partial(vocabulary_logits, dense)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from dseekjax.errors import UserError
 from dseekjax.parallel.config import AXES, MeshConfig
 from dseekjax.parallel.mesh import NEAREST_FIRST, build_mesh, mesh_sizes, place_devices
-from dseekjax.parallel.sharding import build_rules, partition_spec, without
+from dseekjax.parallel.sharding import PARAMETER_AXES, build_rules, partition_spec, without
 
 RULES = build_rules(MeshConfig())
 
@@ -141,7 +141,7 @@ def test_groups_that_are_alike_are_not_refused(devices, tensor):
 
 
 def test_specs_follow_the_rules():
-    assert partition_spec(("layer", "embed", "mlp"), RULES) == PartitionSpec(None, "fsdp", "tensor")
+    assert partition_spec(("layer", "embed", "mlp"), RULES) == PartitionSpec(None, PARAMETER_AXES, "tensor")
     assert partition_spec(("batch", "sequence"), RULES) == PartitionSpec(("data", "fsdp", "expert"), "context")
     assert partition_spec(("batch",), without(RULES, "data")) == PartitionSpec(("fsdp", "expert"))
 

@@ -16,7 +16,7 @@ from plain_layout import plain_parameters
 from dseekjax.data.corpus import Corpus
 from dseekjax.data.records import Records
 from dseekjax.errors import UserError
-from dseekjax.parallel.sharding import bytes_per_device
+from dseekjax.parallel.sharding import PARAMETER_AXES, bytes_per_device
 from dseekjax.training.feed import rows_of_process, to_devices
 from dseekjax.training.program import build_program
 from tests.conftest import REPOSITORY
@@ -64,7 +64,7 @@ def test_a_175b_program_lowers_for_64_devices():
 def test_state_is_sharded_over_fsdp_and_donated():
     program = build_program(tiny_config(), jax.devices())
     kernel = program.state_shape.params["runs"][0]["feed_forward"]["up"]["kernel"]
-    assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
+    assert kernel.sharding.spec == PartitionSpec(None, PARAMETER_AXES, "tensor")
     moment = program.state_shape.optimizer_state[0].mu["runs"][0]["feed_forward"]["up"]["kernel"]
     assert moment.sharding == kernel.sharding
     compiled = program.train_step.lower(program.state_shape, program.batch_shape).compile()
