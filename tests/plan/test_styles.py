@@ -10,27 +10,51 @@ from dseekjax.plan import compile_report
 from tests.plan.test_compile import KEYS
 
 pytestmark = pytest.mark.cuda_compiler
-EMBED, LAYERS, LENGTH, BATCH = 512, 6, 64, 16
+EMBED, KV_WIDTH, LAYERS, LENGTH, BATCH = 512, 4 * 64, 6, 64, 16
+BFLOAT16 = 2
+# Sums of norms' gradients, losses and the like, and integers of the batch.
+SMALL = 64 * 1024
 
 
-def collectives(*changes):
-    """Payload bytes by kind, axis and count, of all that are not small sums for norms and losses."""
-    keys = [key for key in KEYS if not key.startswith(("mesh.", "memory."))]
-    report = compile_report(load_config(None, [*keys, *changes]), "h100_sxm")
-    small = 64 * 1024
-    rows = [row for row in report.collectives if not (row.kind == "all-reduce" and row.payload_bytes < small)]
-    return {(row.kind, row.axes): (row.count, row.payload_bytes) for row in rows}
+def collectives(*mesh):
+    """Count and payload bytes by kind and axes, without what is small."""
+    keys = [key for key in KEYS if not key.startswith("mesh.")]
+    report = compile_report(load_config(None, [*keys, *mesh]), "h100_sxm")
+    return {
+        (row.kind, row.axes): (row.count, row.payload_bytes) for row in report.collectives if row.payload_bytes > SMALL
+    }
 
 
-def stream_bytes(replicas):
-    """Of the residual stream of one replica, in bfloat16."""
-    return 2 * BATCH // replicas * LENGTH * EMBED
+def test_tensor_with_sequence_parallel():
+    found = collectives("mesh.data=2", "mesh.tensor=4", "memory.recompute=none")
+    stream = BFLOAT16 * BATCH // 2 * LENGTH * EMBED
+    # Attention and feed-forward, forward and backward; the lookup scatters and the loss gathers, and both go back.
+    count = LAYERS * 2 * 2 + 2
+    assert found.pop(("all-gather", "tensor")) == (count, count * stream)
+    assert found.pop(("reduce-scatter", "tensor")) == (count, count * stream)
+    assert found.pop(("all-reduce", "data"))[0] == 1
+    assert not found
 
 
-def test_tensor_with_sequence_parallel_gathers_and_scatters_twice_a_layer_and_pass():
-    found = collectives("mesh.data=2", "mesh.tensor=4", "mesh.fsdp=1")
-    # Two per layer forward and two backward; the embedding is scattered and the loss gathers, and the other way back.
-    count = LAYERS * 4 + 2
-    assert found["all-gather", "tensor"] == (count, count * stream_bytes(2))
-    assert found["reduce-scatter", "tensor"] == (count, count * stream_bytes(2))
-    assert set(found) == {("all-gather", "tensor"), ("reduce-scatter", "tensor"), ("all-reduce", "data")}
+def test_tensor_without_sequence_parallel():
+    found = collectives("mesh.data=2", "mesh.tensor=4", "memory.recompute=none", "mesh.sequence_parallel=false")
+    stream = BFLOAT16 * BATCH // 2 * LENGTH * EMBED
+    # As above, a gather and a scatter being one sum here; the lookup's goes back as another, which could be spared.
+    count = LAYERS * 2 * 2 + 3
+    assert found.pop(("all-reduce", "tensor"))[1] == pytest.approx(count * stream, rel=0.01)
+    assert found.pop(("all-reduce", "data"))[0] == 1
+    assert not found
+
+
+def test_context_by_heads_and_shared_parameters():
+    found = collectives("mesh.fsdp=2", "mesh.context=4", "memory.recompute=none")
+    tokens = BATCH // 2 * LENGTH // 4
+    # Queries, keys, values and what comes of them, forward and backward; and the lookup.
+    count, num_bytes = found.pop(("all-to-all", "context"))
+    assert count == LAYERS * 4 * 2 + 2
+    widths = LAYERS * 2 * (2 * EMBED + 2 * KV_WIDTH)
+    assert num_bytes == pytest.approx(BFLOAT16 * tokens * (widths + 2 * EMBED), rel=0.01)
+    assert found.pop(("all-to-all", "fsdp"))[0] == 2
+    # Parameters of a layer, forward and backward, as with fsdp alone.
+    assert {kind for kind, axes in found if axes == "fsdp+context"} == {"all-gather", "reduce-scatter"}
+    assert {axes for _, axes in found} == {"fsdp+context"}
