@@ -22,9 +22,11 @@ from dseekjax.optim.schedules import build_schedule
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.mesh import AnyMesh, build_mesh
 from dseekjax.parallel.operations import build_operations
+from dseekjax.parallel.prefetch import choose_prefetch
 from dseekjax.parallel.sharding import Rules, build_rules, parameter_specs, partition_spec, shardings, without
 from dseekjax.precision.policy import cast_parameters
 from dseekjax.training.forward import Forward, Sums
+from dseekjax.training.layers import build_layer_loop
 from dseekjax.training.state import TrainState
 from dseekjax.training.step import Metrics, Step
 from pallas_kernels.attention import attention
@@ -93,9 +95,14 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     state_shape = _with_shardings(jax.eval_shape(init), state_specs, mesh)
     batch_spec = partition_spec(("batch", "sequence"), rules)
     batch_shape = _with_shardings(_batch_shape(config), _batch_of(batch_spec), mesh)
+    prefetch = choose_prefetch(config.mesh, dict(mesh.shape), recomputes_layers=config.memory.recompute == "full")
     step = Step(
         mesh=mesh,
-        forward=Forward(graphdef, parameter_specs(param_state, inner_rules, mesh), config.memory),
+        forward=Forward(
+            graphdef,
+            parameter_specs(param_state, inner_rules, mesh),
+            build_layer_loop(prefetch, config.memory, is_sharded=mesh.shape["fsdp"] > 1),
+        ),
         cast=functools.partial(cast_parameters, config=config.precision),
         optimizer=optimizer,
         schedule=build_schedule(config.optimizer, config.train.steps),
@@ -118,7 +125,11 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
         ),
-        eval_step=jax.jit(step.evaluate, in_shardings=(state_shardings, batch_shardings), out_shardings=replicated),
+        eval_step=jax.jit(
+            step.evaluate,
+            in_shardings=(state_shardings, batch_shardings),
+            out_shardings=replicated,
+        ),
     )
 
 
