@@ -19,6 +19,7 @@ from dseekjax.models.decoder import Decoder
 from dseekjax.models.operations import contract
 from dseekjax.optim.optimizer import build_optimizer
 from dseekjax.optim.schedules import build_schedule
+from dseekjax.parallel.compiler import compiler_options, layer_bytes
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.mesh import AnyMesh, build_mesh
 from dseekjax.parallel.operations import build_operations
@@ -112,6 +113,12 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     )
     state_shardings, batch_shardings = _shardings(state_shape), _shardings(batch_shape)
     replicated = NamedSharding(mesh, PartitionSpec())
+    options = compiler_options(
+        "none" if isinstance(devices, int) else devices[0].platform,
+        config.mesh,
+        prefetch,
+        layer_bytes(state_shape.params["runs"].values(), jnp.dtype(config.precision.compute_dtype).itemsize),
+    )
     return Program(
         config=config,
         mesh=mesh,
@@ -124,11 +131,13 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
             in_shardings=(state_shardings, batch_shardings),
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
+            compiler_options=options,
         ),
         eval_step=jax.jit(
             step.evaluate,
             in_shardings=(state_shardings, batch_shardings),
             out_shardings=replicated,
+            compiler_options=options,
         ),
     )
 
