@@ -60,6 +60,11 @@ class Config(Section):
                 f"memory.recompute_every {memory.recompute_every} does not divide model.num_layers {model.num_layers}; "
                 "choose a divisor"
             )
+        if self.mesh.fsdp_prefetch == "carry" and memory.recompute != "full":
+            problems.append(
+                f"mesh.fsdp_prefetch carry keeps each layer's input and nothing else, but memory.recompute is "
+                f"{memory.recompute}; set memory.recompute to full, or mesh.fsdp_prefetch to auto"
+            )
         schedule = self.optimizer.schedule
         checkpoint = self.checkpoint
         if checkpoint.keep_every is not None and checkpoint.keep_every % checkpoint.every_steps:

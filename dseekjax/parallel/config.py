@@ -21,6 +21,12 @@ class MeshConfig(Section):
     sequence_parallel: bool = Field(
         True, description="Whether tensor splits the sequence of norms and residuals too, which saves their memory."
     )
+    fsdp_prefetch: Literal["auto", "compiler", "carry", "none"] = Field(
+        "auto",
+        description="How the next layer's parameters are gathered while a layer computes: compiler pipelines the loop, "
+        "on GPU, without tensor and context; carry is a loop written for it, with memory.recompute full; none gathers "
+        "within each layer. auto takes the first that fits.",
+    )
     tensor_overlap: Literal["none", "xla", "ring"] = Field(
         "none",
         description="How tensor communication hides behind matrix products: not; by XLA's windowed einsum, on GPU; "

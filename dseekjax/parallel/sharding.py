@@ -42,6 +42,11 @@ def build_rules(config: MeshConfig) -> Rules:
     return {**REPLICATED, **SHARDED_DATA, **CONTEXT, **TENSOR, **sequence, **config.rules}
 
 
+def shards_parameters(sizes: Mapping[str, int]) -> bool:
+    """Whether, on a mesh of these sizes, parameters rest in shards and are gathered to be used."""
+    return any(sizes[axis] > 1 for axis in PARAMETER_AXES)
+
+
 def without(rules: Rules, *mesh_axes: str) -> Rules:
     """The rules with some mesh axes left out of every entry."""
     return {name: tuple(axis for axis in axes if axis not in mesh_axes) for name, axes in rules.items()}

@@ -1,5 +1,6 @@
 """From a batch to sums of losses: the model's parts put together."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,10 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from dseekjax.memory.config import MemoryConfig
-from dseekjax.memory.recompute import scan_layers
 from dseekjax.models.batch import Batch
 from dseekjax.parallel.placement import gather_tree
+from dseekjax.training.layers import LayerLoop
 
 Sums = dict[str, Float[Array, ""]]
 """`loss`, `weight` and what else the model reports, each summed over positions."""
@@ -24,7 +24,7 @@ class Forward:
     graphdef: Any
     specs: Any
     """Where each parameter rests, seen from inside the manual axes."""
-    memory: MemoryConfig
+    run_layers: LayerLoop
 
     def __call__(self, params: Any, variables: Any, batch: Batch, keys: Key[Array, "batch seq"] | None = None) -> Sums:
         """Runs all layers; `keys`, one per token, turn dropout on."""
@@ -39,15 +39,17 @@ class Forward:
             layer_specs = jax.tree.map(lambda spec: jax.P(*spec[1:]), self.specs["runs"][i])
 
             def layer(
-                x: Any, layer: tuple[Any, jax.Array], graphdef: Any = block_graphdef, specs: Any = layer_specs
+                x: Any, params: Any, number: jax.Array, constants: tuple[Batch, Any], graphdef: Any = block_graphdef
             ) -> tuple[Any, Sums]:
-                layer_params, number = layer
-                block = nnx.merge(graphdef, gather_tree(layer_params, specs))
-                x, _, auxiliary = block.block(x, batch, None, _fold(keys, number))
+                batch, keys = constants
+                x, _, auxiliary = nnx.merge(graphdef, params).block(x, batch, None, _fold(keys, number))
                 return x, auxiliary
 
             count = jax.tree.leaves(stacked)[0].shape[0]
-            x, auxiliary = scan_layers(layer, x, (stacked, first + jnp.arange(count)), self.memory)
+            numbers = first + jnp.arange(count)
+            x, auxiliary = self.run_layers(
+                layer, functools.partial(gather_tree, specs=layer_specs), x, stacked, numbers, (batch, keys)
+            )
             first += count
             for name, per_layer in auxiliary.items():
                 reported[name] = reported.get(name, jnp.zeros(())) + per_layer.sum()

@@ -19,14 +19,25 @@ from dseekjax.models.decoder import Decoder
 from dseekjax.models.operations import contract
 from dseekjax.optim.optimizer import build_optimizer
 from dseekjax.optim.schedules import build_schedule
+from dseekjax.parallel.compiler import compiler_options, layer_bytes
 from dseekjax.parallel.context import check_context
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.mesh import AnyMesh, build_mesh
 from dseekjax.parallel.operations import build_operations
 from dseekjax.parallel.order import order_of_tokens
-from dseekjax.parallel.sharding import Rules, build_rules, parameter_specs, partition_spec, shardings, without
+from dseekjax.parallel.prefetch import choose_prefetch
+from dseekjax.parallel.sharding import (
+    Rules,
+    build_rules,
+    parameter_specs,
+    partition_spec,
+    shardings,
+    shards_parameters,
+    without,
+)
 from dseekjax.precision.policy import cast_parameters
 from dseekjax.training.forward import Forward, Sums
+from dseekjax.training.layers import build_layer_loop
 from dseekjax.training.state import TrainState
 from dseekjax.training.step import Metrics, Step
 from pallas_kernels.attention import attention
@@ -98,9 +109,14 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     state_shape = _with_shardings(jax.eval_shape(init), state_specs, mesh)
     batch_spec = partition_spec(("batch", "sequence"), rules)
     batch_shape = _with_shardings(_batch_shape(config), _batch_of(batch_spec), mesh)
+    prefetch = choose_prefetch(config.mesh, dict(mesh.shape), recomputes_layers=config.memory.recompute == "full")
     step = Step(
         mesh=mesh,
-        forward=Forward(graphdef, parameter_specs(param_state, inner_rules, mesh), config.memory),
+        forward=Forward(
+            graphdef,
+            parameter_specs(param_state, inner_rules, mesh),
+            build_layer_loop(prefetch, config.memory, is_sharded=shards_parameters(mesh.shape)),
+        ),
         cast=functools.partial(cast_parameters, config=config.precision),
         optimizer=optimizer,
         schedule=build_schedule(config.optimizer, config.train.steps),
@@ -111,6 +127,12 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     )
     state_shardings, batch_shardings = _shardings(state_shape), _shardings(batch_shape)
     replicated = NamedSharding(mesh, PartitionSpec())
+    options = compiler_options(
+        "none" if isinstance(devices, int) else devices[0].platform,
+        config.mesh,
+        prefetch,
+        layer_bytes(state_shape.params["runs"].values(), jnp.dtype(config.precision.compute_dtype).itemsize),
+    )
     return Program(
         config=config,
         mesh=mesh,
@@ -123,8 +145,14 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
             in_shardings=(state_shardings, batch_shardings),
             out_shardings=(state_shardings, replicated),
             donate_argnums=0,
+            compiler_options=options,
         ),
-        eval_step=jax.jit(step.evaluate, in_shardings=(state_shardings, batch_shardings), out_shardings=replicated),
+        eval_step=jax.jit(
+            step.evaluate,
+            in_shardings=(state_shardings, batch_shardings),
+            out_shardings=replicated,
+            compiler_options=options,
+        ),
     )
 
 

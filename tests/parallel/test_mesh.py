@@ -155,4 +155,4 @@ def test_unknown_names_and_uneven_sizes_are_refused():
     with pytest.raises(UserError, match="no sharding rule for the logical axis 'width'"):
         partition_spec(("width",), RULES)
     with pytest.raises(UserError, match=r"bias: its dimension 'embed' of 6 is not divisible by the 4 parts"):
-        partition_spec(("embed",), RULES, shape=(6,), mesh_sizes={"fsdp": 4}, array="bias")
+        partition_spec(("embed",), RULES, shape=(6,), mesh_sizes={"fsdp": 4, "expert": 1, "context": 1}, array="bias")

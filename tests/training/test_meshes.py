@@ -30,6 +30,7 @@ FACTORS = {
     ),
     "stream": ("mesh.sequence_parallel=true", "mesh.sequence_parallel=false"),
     "family": ((), LLAMA, ("model.tied_embeddings=false", "model.biases=qkv")),
+    "prefetch": ("mesh.fsdp_prefetch=none", "mesh.fsdp_prefetch=carry"),
     "dropout": ("model.dropout=0", "model.dropout=0.1"),
     "microbatches": ("train.num_microbatches=1", "train.num_microbatches=2"),
     "recompute": (
@@ -51,6 +52,8 @@ REFUSED = [
     (("mesh.pipe=2", "mesh.context=2", "mesh.context_attention=ring"), 8, "mesh.context_attention ring"),
     (("mesh.context=8", "mesh.context_attention=ring"), 8, "data.sequence_length 24 does not divide into the 16 half"),
     (("mesh.context=8",), 8, "model.attention.num_heads 4 does not divide over the 8 devices"),
+    (("mesh.fsdp_prefetch=carry",), 8, "mesh.fsdp_prefetch carry"),
+    (("mesh.fsdp_prefetch=compiler", "mesh.tensor=2"), 8, "mesh.fsdp_prefetch compiler would pipeline"),
     (("mesh.rules={mpl: []}",), 8, "mesh.rules: there is no logical axis 'mpl'; there are batch, "),
     (("mesh.rules={mlp: [tensr]}",), 8, "mesh.rules.mlp names the mesh axis 'tensr'; there are data, "),
     (("mesh.rules={vocab: [fsdp]}",), 8, "mesh.rules.vocab names the mesh axis 'fsdp', where vocab cannot go"),
@@ -63,6 +66,7 @@ def valid(row):
     devices = math.prod(2 for axis in AXES if chosen.get(axis) == f"mesh.{axis}=2")
     idle = any(chosen[f] != FACTORS[f][0] and chosen[n] == FACTORS[n][0] for f, n in NEEDED.items())
     refused = chosen["overlap"] == FACTORS["overlap"][2] and chosen["stream"] == FACTORS["stream"][1]
+    refused |= chosen["prefetch"] == FACTORS["prefetch"][1] and chosen["recompute"] != FACTORS["recompute"][1]
     return 1 < devices <= MAX_DEVICES and not idle and not refused
 
 
