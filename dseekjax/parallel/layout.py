@@ -1,6 +1,6 @@
 """Where logical axes lie on a mesh, as seen by code that runs under the manual `data` axis."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,22 +42,23 @@ class Layout:
         return jax.lax.with_sharding_constraint(x, self.spec(names))
 
     @property
-    def island_axes(self) -> tuple[str, ...]:
-        """The axes that an island is manual over: all that are split and not manual already."""
+    def split_axes(self) -> tuple[str, ...]:
+        """The axes larger than one over which anything is split."""
         inside = {axis for axes in self.rules.values() for axis in axes}
         return tuple(axis for axis, size in self.sizes.items() if size > 1 and axis in inside)
 
     def island(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """`function` on each device's part of its arguments, so that it does its own communication."""
-        axes = self.island_axes
+        # Also over axes of one: among automatic axes, XLA for CPU aborts at sums in bfloat16.
+        axes = set(self.sizes) - {"data"}
         in_specs, out_specs = jax.tree.map(
             lambda spec: _only(spec, axes), (in_specs, out_specs), is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
         )
-        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False)
+        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
     def reduce_to(self, gradient: Float[Array, "..."], names: Names) -> Float[Array, "..."]:
         """Inside an island, sums a parameter's gradient over the examples' axes, down to where the parameter rests."""
-        splits_examples = [axis for axis in self.island_axes if axis in {*self.rules["batch"], *self.rules["sequence"]}]
+        splits_examples = [axis for axis in self.split_axes if axis in {*self.rules["batch"], *self.rules["sequence"]}]
         for dimension, name in enumerate(names):
             for axis in self.axes(name):
                 if axis in splits_examples:
@@ -66,7 +67,7 @@ class Layout:
         return jax.lax.psum(gradient, tuple(splits_examples)) if splits_examples else gradient
 
 
-def _only(spec: PartitionSpec, kept: Sequence[str]) -> PartitionSpec:
+def _only(spec: PartitionSpec, kept: Set[str]) -> PartitionSpec:
     def entry(axes: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
         names = (axes,) if isinstance(axes, str) else axes or ()
         return tuple(axis for axis in names if axis in kept) or None

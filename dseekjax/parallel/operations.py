@@ -22,7 +22,7 @@ def build_operations(config: MeshConfig, layout: Layout, attention: Attention, d
     """
     _check_rules(config, layout)
     operations = dataclasses.replace(local_operations(attention, dense), constrain=layout.constrain)
-    if layout.island_axes:
+    if layout.split_axes:
         operations = dataclasses.replace(
             operations,
             embed_lookup=functools.partial(sharded_lookup, layout),

@@ -78,7 +78,7 @@ def sharded_cross_entropy(
     columns = layout.axes("embed")
     vocab = layout.axes("vocab")
     split_stream = "tensor" in layout.axes("residual_sequence")
-    replicas = tuple(axis for axis in layout.island_axes if axis in {*layout.rules["batch"], *layout.rules["sequence"]})
+    replicas = tuple(axis for axis in layout.split_axes if axis in {*layout.rules["batch"], *layout.rules["sequence"]})
 
     def loss(x: jax.Array, targets: jax.Array, weights: jax.Array, kernel: jax.Array) -> LossSums:
         if columns:

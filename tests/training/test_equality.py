@@ -65,12 +65,16 @@ def compare(family, overrides, devices):
     assert expected[-1, 0] < expected[0, 0] - 0.02
 
 
-def test_bfloat16_stays_close_and_keeps_float32_masters():
+@pytest.mark.parametrize(
+    ("overrides", "devices"),
+    [((), 2), (("mesh.tensor=2", "mesh.context=2", "mesh.context_attention=ring", "mesh.tensor_overlap=ring"), 8)],
+)
+def test_bfloat16_stays_close_and_keeps_float32_masters(overrides, devices):
     expected, _ = on_one_device((DROPOUT,))
-    config = tiny_config(DROPOUT, "precision.compute_dtype=bfloat16")
-    found, _ = losses(config, 2)
+    config = tiny_config(DROPOUT, "precision.compute_dtype=bfloat16", *overrides)
+    found, _ = losses(config, devices)
     assert (found != expected).any()
     np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=5e-3)
-    program = build_program(config, jax.devices()[:2])
+    program = build_program(config, jax.devices()[:devices])
     kept = jax.tree.leaves((program.state_shape.params, program.state_shape.optimizer_state))
     assert {str(leaf.dtype) for leaf in kept} == {"float32", "int32"}
