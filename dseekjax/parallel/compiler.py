@@ -32,8 +32,8 @@ def compiler_options(platform: str, config: MeshConfig, prefetch: Prefetch, laye
     if platform != "gpu":
         return {}
     options: Options = {
-        # Leaves all-reduces to NCCL. XLA's own kernels for small ones abort the compiler at one of several arrays, as
-        # the sums of a loss are ("size mismatch when packing elements for LLVM struct").
+        # Leaves small all-reduces to NCCL. With XLA's own kernels for them, the compiler aborts at that of the gradient
+        # norm as soon as fsdp spans hosts ("size mismatch when packing elements for LLVM struct").
         "xla_gpu_experimental_use_collective_kernels": "",
     }
     if prefetch == "compiler":
