@@ -47,13 +47,11 @@ def compiler_options(platform: str, config: MeshConfig, prefetch: Prefetch, laye
         # and the output table's gather would join a layer's, which then comes too late.
         options["xla_gpu_all_gather_combine_threshold_bytes"] = layer_bytes
     if config.tensor_overlap == "xla":
-        options |= {
-            # Cuts matrix products that need a gather or a reduce-scatter over tensor into a ring of smaller ones with
-            # collective-permutes beside them, whatever their size.
-            "xla_gpu_threshold_for_windowed_einsum_mib": 0,
-            # Gives the products of successive parts two streams.
-            "xla_gpu_multi_streamed_windowed_einsum": True,
-        }
+        # Cuts matrix products that need a gather or a reduce-scatter over tensor into a ring of smaller ones with
+        # collective-permutes between them, whatever their size. Two of Llama 3 8B's layers on tensor 8 then have 160
+        # permutes, none of which runs beside a product: for that XLA has xla_gpu_multi_streamed_windowed_einsum, with
+        # which products of this size do not compile, neither as Triton's ("No supported config found") nor as cuBLAS's.
+        options["xla_gpu_threshold_for_windowed_einsum_mib"] = 0
     return options
 
 
