@@ -52,8 +52,9 @@ def scan_carrying(
     """Runs all layers one after the other; gradients reach `carry` and `stacked`, nothing else.
 
     Forward and backward, the loop carries the gathered parameters of the layer at work and gathers those of the layer
-    that comes next beside it, so that no gather but the first is waited for. Every layer's input is kept; the backward
-    pass, written out because that of the plain loop would keep what it carries, gathers and computes each layer again.
+    that comes next, which do not depend on each other: the compiler can run them side by side. Every layer's input is
+    kept; the backward pass, written out because that of the plain loop would keep what it carries, gathers and computes
+    each layer again. One gather more than the plain loop's is the price, of the first layer in the backward pass.
 
     Args:
         layer: must not close over anything that is traced.

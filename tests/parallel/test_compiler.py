@@ -18,7 +18,7 @@ def test_only_gpus_get_options(prefetch):
     assert options["xla_gpu_threshold_for_windowed_einsum_mib"] == 0
     assert ("optimization_level" in options) == (prefetch == "compiler")
     assert options.get(COMBINE) == (None if prefetch == "none" else 1000)
-    assert not compiler_options("gpu", MeshConfig(), prefetch, 1000).keys() & {"xla_gpu_multi_streamed_windowed_einsum"}
+    assert "xla_gpu_threshold_for_windowed_einsum_mib" not in compiler_options("gpu", MeshConfig(), prefetch, 1000)
 
 
 def test_options_reach_the_program_by_the_platform_of_its_devices(monkeypatch):
