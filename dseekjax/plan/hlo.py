@@ -13,7 +13,7 @@ from typing import Any
 
 _BITS = {"pred": 8, "token": 0, "c64": 64, "c128": 128}
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\]")
-_NAME = re.compile(r"%([\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%([\w.\-]+) = ")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) .*\{$")
 _OPCODE = re.compile(r" ?([a-z][\w\-]*)\(")
@@ -94,7 +94,11 @@ class Computation:
 
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
-        return {instruction.name: instruction for instruction in self.instructions}
+        """All instructions, and the elements of tuples that others name as `%tuple#1` without one to take them."""
+        named = {instruction.name: instruction for instruction in self.instructions}
+        for name in {operand for instruction in self.instructions for operand in instruction.operands} - named.keys():
+            _add_element(named, name)
+        return named
 
     @cached_property
     def root(self) -> Instruction:
@@ -176,6 +180,35 @@ def _instruction(line: str) -> Instruction:
         argument=argument,
         is_root=bool(start.group(1)),
     )
+
+
+def _add_element(named: dict[str, Instruction], name: str) -> None:
+    whole, _, index = name.rpartition("#")
+    if not whole:
+        raise ValueError(f"this HLO uses %{name} and does not define it")
+    if whole not in named:
+        _add_element(named, whole)
+    parts = _elements(named[whole].type)
+    named[name] = Instruction(
+        name=name,
+        opcode="get-tuple-element",
+        type=parts[int(index)],
+        operands=(whole,),
+        attributes=f"index={index}",
+        argument=f"%{whole}",
+        is_root=False,
+    )
+
+
+def _elements(type_: str) -> list[str]:
+    """The types in a tuple's."""
+    inside = re.sub(r"/\*.*?\*/", "", type_)[1:-1]
+    parts, start = [], 0
+    while start < len(inside):
+        end = _end(inside, start)
+        parts.append(inside[start:end].strip())
+        start = end + 1
+    return parts
 
 
 def _type_end(line: str, start: int) -> int:

@@ -125,3 +125,20 @@ def test_matrix_products_of_libraries_are_named_and_counted():
     assert kernels("f32[8]", custom_call("f32[]", "%p", "mosaic_gpu_v2")) == ("custom call mosaic_gpu_v2", {})
     convolution = "  ROOT %c = f32[2,8,8,5] convolution(%p, %p), window={size=3x3}, dim_labels=b01f_01io->b01f"
     assert kernels("f32[3,3,4,5]", convolution)[1] == {"f32": 2 * (2 * 8 * 8 * 5) * (3 * 3 * 4)}
+
+
+def test_elements_that_are_named_with_their_tuple():
+    text = """HloModule m, is_scheduled=true
+
+ENTRY %main (p: (f32[4], (bf16[2,3], s32[]))) -> bf16[2,3] {
+  %p = (f32[4]{0}, (bf16[2,3]{1,0}, /*index=1*/s32[])) parameter(0)
+  ROOT %copy = bf16[2,3]{1,0} copy(%p#1#0)
+}
+"""
+    main = parse_hlo(text).computations["main"]
+    (array,) = main.operand_arrays(main.root)
+    assert (array.dtype, array.dimensions) == ("bf16", (2, 3))
+    element = main.operand(main.root, 0)
+    assert (element.opcode, element.attribute("index")) == ("get-tuple-element", "0")
+    with pytest.raises(ValueError, match="uses %q and does not define it"):
+        parse_hlo(text.replace("%p#1#0", "%q")).computations["main"].by_name  # noqa: B018
