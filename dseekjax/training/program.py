@@ -109,7 +109,12 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     state_shape = _with_shardings(jax.eval_shape(init), state_specs, mesh)
     batch_spec = partition_spec(("batch", "sequence"), rules)
     batch_shape = _with_shardings(_batch_shape(config), _batch_of(batch_spec), mesh)
-    prefetch = choose_prefetch(config.mesh, dict(mesh.shape), recomputes_layers=config.memory.recompute == "full")
+    prefetch = choose_prefetch(
+        config.mesh,
+        dict(mesh.shape),
+        recomputes_layers=config.memory.recompute == "full",
+        num_microbatches=config.train.num_microbatches,
+    )
     step = Step(
         mesh=mesh,
         forward=Forward(

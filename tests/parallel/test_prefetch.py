@@ -17,28 +17,32 @@ WIDE = (*LLAMA, "model.feed_forward.hidden_dim=136")
 
 
 @pytest.mark.parametrize(
-    ("asked", "sizes", "recomputes", "chosen"),
+    ("asked", "sizes", "recomputes", "microbatches", "chosen"),
     [
-        ("auto", {"fsdp": 8}, True, "compiler"),
-        ("auto", {"fsdp": 8, "data": 2, "expert": 2}, False, "compiler"),
-        ("auto", {"fsdp": 4, "tensor": 2}, True, "carry"),
-        ("auto", {"fsdp": 4, "context": 2}, True, "carry"),
-        ("auto", {"fsdp": 4, "tensor": 2}, False, "none"),
-        ("auto", {"data": 8}, True, "none"),
-        ("carry", {"data": 8}, True, "none"),
-        ("carry", {"fsdp": 8}, True, "carry"),
-        ("none", {"fsdp": 8}, True, "none"),
+        ("auto", {"fsdp": 8}, True, 1, "compiler"),
+        ("auto", {"fsdp": 8}, True, 2, "none"),
+        ("compiler", {"fsdp": 8}, False, 2, "compiler"),
+        ("auto", {"fsdp": 8, "data": 2, "expert": 2}, False, 1, "none"),
+        ("auto", {"fsdp": 4, "tensor": 2}, True, 2, "carry"),
+        ("auto", {"fsdp": 4, "context": 2}, True, 1, "carry"),
+        ("auto", {"fsdp": 4, "tensor": 2}, False, 1, "none"),
+        ("auto", {"data": 8}, True, 1, "none"),
+        ("carry", {"data": 8}, True, 1, "none"),
+        ("carry", {"fsdp": 8}, True, 1, "carry"),
+        ("none", {"fsdp": 8}, True, 1, "none"),
     ],
 )
-def test_what_auto_comes_to(asked, sizes, recomputes, chosen):
+def test_what_auto_comes_to(asked, sizes, recomputes, microbatches, chosen):
     sizes = {**dict.fromkeys(AXES, 1), **sizes}
-    assert choose_prefetch(MeshConfig(fsdp_prefetch=asked), sizes, recomputes_layers=recomputes) == chosen
+    config = MeshConfig(fsdp_prefetch=asked)
+    found = choose_prefetch(config, sizes, recomputes_layers=recomputes, num_microbatches=microbatches)
+    assert found == chosen
 
 
 def test_what_cannot_be_is_refused():
     sizes = {**dict.fromkeys(AXES, 1), "fsdp": 4, "tensor": 2}
     with pytest.raises(UserError, match=r"fsdp_prefetch compiler would pipeline.*set it to auto or carry"):
-        choose_prefetch(MeshConfig(fsdp_prefetch="compiler"), sizes, recomputes_layers=True)
+        choose_prefetch(MeshConfig(fsdp_prefetch="compiler"), sizes, recomputes_layers=True, num_microbatches=1)
     with pytest.raises(UserError, match=r"mesh.fsdp_prefetch carry.*memory.recompute is every_k; set memory.recompute"):
         tiny_config("mesh.fsdp_prefetch=carry", "memory.recompute=every_k", "memory.recompute_every=2")
 
