@@ -17,9 +17,6 @@ from dseekjax.plan.request import Request
 from dseekjax.plan.target import compile_only_devices, prepare_environment
 
 PACKAGES = ("dseekjax", "jax", "jaxlib")
-# Without a GPU to time them on, XLA takes a Triton tile unseen, where tuning would mostly choose the library. Compiling
-# those kernels is also half of the time.
-UNTUNED = {"xla_gpu_enable_triton_gemm": False}
 
 
 def compile_for(request: Request) -> Report:
@@ -41,7 +38,7 @@ def compile_for(request: Request) -> Report:
     lowered = traced.lower()
     was_lowered = time.perf_counter()
     _tell(stage=f"compiling for {len(devices)} GPUs")
-    compiled = lowered.compile(UNTUNED)
+    compiled = lowered.compile()
     was_compiled = time.perf_counter()
     _tell(stage="reading what came of it")
     text = compiled.as_text()

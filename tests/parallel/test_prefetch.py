@@ -112,8 +112,8 @@ def test_a_layer_gathers_each_parameter_once_a_pass(prefetch):
     assert not whole_kernels(text)
 
 
-def test_with_tensor_parallelism_gradients_are_scattered():
-    _, text = compiled("memory.recompute=full", "mesh.fsdp=4", "mesh.tensor=2")
+def test_round_the_ring_gradients_are_scattered():
+    _, text = compiled("memory.recompute=full", "mesh.fsdp=4", "mesh.tensor=2", "mesh.tensor_overlap=ring")
     reduced = {tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\][^=]*? all-reduce\(", text)}
     assert reduced
     assert not any(32 in shape and 68 in shape for shape in reduced)
