@@ -74,6 +74,8 @@ class MeshConfig(Section):
             for axis in axes:
                 if axis not in AXES:
                     raise ValueError(f"rules.{name} names the mesh axis {axis!r}; there are {', '.join(AXES)}")
+                if axes.count(axis) > 1:
+                    raise ValueError(f"rules.{name} names the mesh axis {axis!r} twice; once is enough")
         return self
 
     @model_validator(mode="after")

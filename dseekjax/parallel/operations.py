@@ -3,14 +3,16 @@
 import dataclasses
 import functools
 
+import jax
+
 from dseekjax.errors import UserError
-from dseekjax.models.operations import Attention, Dense, Operations, local_operations
+from dseekjax.models.operations import Attention, Dense, Operations, Product, local_operations
 from dseekjax.parallel.config import MeshConfig
 from dseekjax.parallel.context import context_attention
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.order import splits_rows
-from dseekjax.parallel.tensor import project_in, project_out
-from dseekjax.parallel.tensor_ring import ring_in, ring_out
+from dseekjax.parallel.tensor import Transport, annotated_in, annotated_out, project_in, project_out
+from dseekjax.parallel.transport import AtOnce, RoundARing, WholeSequences
 from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup
 
 
@@ -31,13 +33,31 @@ def build_operations(config: MeshConfig, layout: Layout, attention: Attention, d
     if splits_rows(layout):
         operations = dataclasses.replace(operations, attention=context_attention(config, layout, attention))
     if layout.sizes["tensor"] > 1:
-        into, out = (ring_in, ring_out) if config.tensor_overlap == "ring" else (project_in, project_out)
-        operations = dataclasses.replace(
-            operations,
-            project_in=functools.partial(into, layout, dense),
-            project_out=functools.partial(out, layout, dense),
-        )
+        operations = _tensor_parallel(config, layout, operations)
     return operations
+
+
+def _tensor_parallel(config: MeshConfig, layout: Layout, operations: Operations) -> Operations:
+    dense = operations.dense
+    transport: Transport = WholeSequences()
+    if "tensor" in layout.axes("residual_sequence"):
+        transport = RoundARing() if config.tensor_overlap == "ring" else AtOnce()
+
+    def by_hand(*products: Product) -> bool:
+        inner = [{axis for name in product.inner_axes for axis in layout.axes(name)} for product in products]
+        return config.tensor_overlap != "xla" and all("tensor" in axes for axes in inner)
+
+    def into(x: jax.Array, products: tuple[Product, ...]) -> tuple[jax.Array, ...]:
+        if by_hand(*products):
+            return project_in(layout, transport, dense, x, products)
+        return annotated_in(layout, dense, x, products)
+
+    def out(x: jax.Array, product: Product) -> jax.Array:
+        if by_hand(product):
+            return project_out(layout, transport, dense, x, product)
+        return annotated_out(layout, dense, x, product)
+
+    return dataclasses.replace(operations, project_in=into, project_out=out)
 
 
 def _check_rules(config: MeshConfig, layout: Layout) -> None:
@@ -49,7 +69,7 @@ def _check_rules(config: MeshConfig, layout: Layout) -> None:
         "heads": {"tensor"},
         "kv_heads": {"tensor"},
         "mlp": {"tensor"},
-        "embed": {*layout.rules["batch"], *layout.rules["sequence"]},
+        "embed": {"fsdp", "expert", "context"},
         "residual": set(),
         "head_dim": set(),
         "positions": set(),
@@ -67,3 +87,20 @@ def _check_rules(config: MeshConfig, layout: Layout) -> None:
                 f"mesh.tensor_overlap ring needs {name} split over tensor, and mesh.rules.{name} keeps it from that; "
                 "leave the rule out, or set mesh.tensor_overlap to none"
             )
+    tokens = {*layout.axes("batch"), *layout.axes("sequence")}
+    if unsplit := [axis for axis in layout.axes("embed") if axis not in tokens]:
+        raise UserError(
+            f"mesh.rules give the mesh axis {unsplit[0]!r} to embed and to no dimension of the batch; let batch or "
+            "sequence use it, or set mesh.rules.embed without it"
+        )
+    sequence, residual = layout.axes("sequence"), layout.axes("residual_sequence")
+    if residual not in (sequence, (*sequence, "tensor")):
+        raise UserError(
+            f"mesh.rules place residual_sequence on {list(residual)} and sequence on {list(sequence)}; "
+            "residual_sequence must have the mesh axes of sequence, and may have tensor after them"
+        )
+    if config.tensor_overlap == "xla" and layout.split("tensor") and layout.split("context"):
+        raise UserError(
+            "mesh.tensor_overlap xla leaves communication to the compiler, which with mesh.context would gather whole "
+            "activations; set mesh.tensor_overlap to none or ring"
+        )

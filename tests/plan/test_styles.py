@@ -28,10 +28,12 @@ def collectives(*mesh):
 def test_tensor_with_sequence_parallel():
     found = collectives("mesh.data=2", "mesh.tensor=4", "memory.recompute=none")
     stream = BFLOAT16 * BATCH // 2 * LENGTH * EMBED
-    # Attention and feed-forward, forward and backward; the lookup scatters and the loss gathers, and both go back.
-    count = LAYERS * 2 * 2 + 2
-    assert found.pop(("all-gather", "tensor")) == (count, count * stream)
-    assert found.pop(("reduce-scatter", "tensor")) == (count, count * stream)
+    # Attention and feed-forward gather and scatter, forward and backward, where what was gathered on the way in is
+    # gathered again rather than kept; the lookup scatters and the loss gathers, and both go back.
+    gathers, scatters = LAYERS * 2 * 3 + 2, LAYERS * 2 * 2 + 2
+    # XLA combines some of the gathers.
+    assert found.pop(("all-gather", "tensor"))[1] == gathers * stream
+    assert found.pop(("reduce-scatter", "tensor")) == (scatters, scatters * stream)
     assert found.pop(("all-reduce", "data"))[0] == 1
     assert not found
 
@@ -58,3 +60,17 @@ def test_context_by_heads_and_shared_parameters():
     # Parameters of a layer, forward and backward, as with fsdp alone.
     assert {kind for kind, axes in found if axes == "fsdp+context"} == {"all-gather", "reduce-scatter"}
     assert {axes for _, axes in found} == {"fsdp+context"}
+
+
+def test_fsdp_context_and_tensor_together_move_what_each_does_alone():
+    found = collectives("mesh.fsdp=2", "mesh.context=2", "mesh.tensor=2", "memory.recompute=none")
+    stream = BFLOAT16 * BATCH // 2 * LENGTH // 2 * EMBED
+    gathers, scatters = LAYERS * 2 * 3 + 2, LAYERS * 2 * 2 + 2
+    # XLA combines some of the gathers.
+    assert found.pop(("all-gather", "tensor"))[1] == gathers * stream
+    assert found.pop(("reduce-scatter", "tensor")) == (scatters, scatters * stream)
+    assert found.pop(("all-to-all", "context"))[0] == LAYERS * 4 * 2 + 2
+    assert found.pop(("all-to-all", "fsdp"))[0] == 2
+    # Parameters and their gradients, in one step along both axes or in one along each.
+    assert {kind for kind, _ in found} == {"all-gather", "reduce-scatter"}
+    assert {axes for _, axes in found} <= {"fsdp+context", "fsdp", "context"}

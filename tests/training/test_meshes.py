@@ -54,6 +54,15 @@ REFUSED = [
     (("mesh.context=8",), 8, "model.attention.num_heads 4 does not divide over the 8 devices"),
     (("mesh.fsdp_prefetch=carry",), 8, "mesh.fsdp_prefetch carry"),
     (("mesh.fsdp_prefetch=compiler", "mesh.tensor=2"), 8, "mesh.fsdp_prefetch compiler would pipeline"),
+    (("mesh.context=2", "mesh.tensor=2", "mesh.tensor_overlap=xla"), 8, "mesh.tensor_overlap xla leaves communication"),
+    (
+        ("mesh.context=2", "mesh.tensor=2", "mesh.rules={residual_sequence: [tensor, context]}"),
+        8,
+        r"mesh.rules place residual_sequence on \['tensor', 'context'\] and sequence on \['context'\]",
+    ),
+    (("mesh.context=2", "mesh.rules={residual_sequence: []}"), 8, r"mesh.rules place residual_sequence on \[\]"),
+    (("mesh.rules={batch: [data]}",), 8, "mesh.rules give the mesh axis 'fsdp' to embed and to no dimension"),
+    (("mesh.rules={batch: [fsdp, fsdp]}",), 8, "mesh.rules.batch names the mesh axis 'fsdp' twice"),
     (("mesh.rules={mpl: []}",), 8, "mesh.rules: there is no logical axis 'mpl'; there are batch, "),
     (("mesh.rules={mlp: [tensr]}",), 8, "mesh.rules.mlp names the mesh axis 'tensr'; there are data, "),
     (("mesh.rules={vocab: [fsdp]}",), 8, "mesh.rules.vocab names the mesh axis 'fsdp', where vocab cannot go"),
@@ -67,6 +76,7 @@ def valid(row):
     idle = any(chosen[f] != FACTORS[f][0] and chosen[n] == FACTORS[n][0] for f, n in NEEDED.items())
     refused = chosen["overlap"] == FACTORS["overlap"][2] and chosen["stream"] == FACTORS["stream"][1]
     refused |= chosen["prefetch"] == FACTORS["prefetch"][1] and chosen["recompute"] != FACTORS["recompute"][1]
+    refused |= chosen["overlap"] == FACTORS["overlap"][1] and chosen["context"] == FACTORS["context"][1]
     return 1 < devices <= MAX_DEVICES and not idle and not refused
 
 
