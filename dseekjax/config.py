@@ -154,14 +154,14 @@ def _override(values: dict[str, Any], override: str) -> None:
     place: Any = values
     for name in parents:
         place = _child(place, name, key)
-    if last.isdigit() or isinstance(place, list):
+    if last.isdecimal() or isinstance(place, list):
         place[_item(place, last, key)] = value
     else:
         place[last] = value
 
 
 def _child(place: Any, name: str, key: str) -> Any:
-    if name.isdigit() or isinstance(place, list):
+    if name.isdecimal() or isinstance(place, list):
         return place[_item(place, name, key)]
     if not isinstance(place.get(name), dict | list):
         place[name] = {}
@@ -170,7 +170,7 @@ def _child(place: Any, name: str, key: str) -> Any:
 
 def _item(place: Any, name: str, key: str) -> int:
     length = len(place) if isinstance(place, list) else 0
-    if not name.isdigit() or int(name) >= length:
+    if not name.isdecimal() or int(name) >= length:
         raise UserError(
             f"{key}: the list in the config file ends before that; give the whole list, as in "
             "'data.sources=[{path: a.txt}]'"

@@ -57,7 +57,7 @@ def _key(location: tuple[int | str, ...], values: Any) -> str:
 
 
 def _without_numbers(key: str) -> str:
-    return ".".join(name for name in key.split(".") if not name.isdigit())
+    return ".".join(name for name in key.split(".") if not name.isdecimal())
 
 
 def _suggestion(key: str, known: list[str]) -> str:

@@ -49,6 +49,6 @@ class DataConfig(Section):
     @field_validator("tokenizer")
     @classmethod
     def _trainable(cls, tokenizer: str) -> str:
-        if tokenizer.startswith("train:") and not (tokenizer[6:].isdigit() and int(tokenizer[6:]) >= 257):
+        if tokenizer.startswith("train:") and not (tokenizer[6:].isdecimal() and int(tokenizer[6:]) >= 257):
             raise ValueError("train: needs a vocabulary size of at least 257 (256 bytes and the end of a document)")
         return tokenizer

@@ -63,7 +63,7 @@ def find_membership(config: DistributedConfig) -> Membership | None:
             f"to {member.num_processes - 1}"
         )
     host, _, port = member.coordinator_address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"{_names(['coordinator_address'])} is {member.coordinator_address!r}; give it as HOST:PORT")
     return member
 
@@ -76,7 +76,7 @@ def _said(config: DistributedConfig, key: str) -> Any:
     if value is None or key == "coordinator_address":
         return value
     least = 1 if key == "num_processes" else 0
-    if not value.isdigit() or int(value) < least:
+    if not value.isdecimal() or int(value) < least:
         raise UserError(f"{VARIABLES[key]} is {value!r}; it must be a number from {least} on")
     return int(value)
 

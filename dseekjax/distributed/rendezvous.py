@@ -106,7 +106,7 @@ def _processes(ids: Iterable[int]) -> str:
         else:
             spans.append([process_id, process_id])
     words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"process {words}" if words.isdigit() else f"processes {words}"
+    return f"process {words}" if words.isdecimal() else f"processes {words}"
 
 
 class _Coordinator:

@@ -29,13 +29,13 @@ class MeshConfig(Section):
     )
     tensor_overlap: Literal["none", "xla", "ring"] = Field(
         "none",
-        description="How tensor communication hides behind matrix products: not; by XLA's windowed einsum, on GPU; "
-        "by an explicit ring of sub-blocks.",
+        description="How tensor communication hides behind matrix products: not; by XLA's windowed einsum, on "
+        "GPU, without context; by an explicit ring of sub-blocks.",
     )
     context_attention: Literal["all_to_all", "all_gather", "ring"] = Field(
         "all_to_all",
-        description="How attention sees sequences that context splits: heads are split instead, as "
-        "far as there are heads; keys and values are gathered; or they go round a ring, hidden behind the work. The "
+        description="How attention sees sequences that context splits: heads are split instead, "
+        "which have to divide; keys and values are gathered; or they go round a ring, hidden behind the work. The "
         "last two compute in blocks of their own, whatever model.attention.implementation.",
     )
     rules: dict[str, tuple[str, ...]] = Field(

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,13 +83,25 @@ def _load(options: argparse.Namespace) -> tuple[str, Config]:
     if not options.config and not options.model:
         raise UserError("give --config FILE or --model NAME, as in --model llama3_8b; see --help")
     path = recipe_path(options.model) if options.model else options.config
-    overrides = [f"mesh.{part.strip()}" for part in options.mesh.split(",")] if options.mesh else []
-    return options.model or options.config, load_config(path, [*overrides, *options.overrides])
+    return options.model or options.config, load_config(path, [*_mesh(options.mesh), *options.overrides])
+
+
+def _mesh(sizes: str | None) -> list[str]:
+    parts = [] if sizes is None else [part.strip() for part in sizes.split(",")]
+    names = [part.partition("=")[0] for part in parts]
+    for part, name in zip(parts, names, strict=True):
+        if not re.fullmatch(r"\w+=-?\d+", part, re.ASCII):
+            raise UserError(f"--mesh {sizes}: {part!r} is not of the form AXIS=SIZE; write it as in fsdp=8,tensor=4")
+        if names.count(name) > 1:
+            raise UserError(f"--mesh {sizes}: {name} is there twice; give each axis one size")
+    return [f"mesh.{part}" for part in parts]
 
 
 def _compile(options: argparse.Namespace, program: str, config: Config) -> Report:
-    if options.hosts is not None and not options.hosts.isdigit():
+    if options.hosts is not None and not options.hosts.isdecimal():
         raise UserError(f"--hosts {options.hosts} is no number of hosts; give 1 or more")
+    if options.hlo is not None and options.hlo.endswith(os.sep):
+        raise UserError(f"--hlo {options.hlo} is the name of a directory; give the path of a file")
     console = Console(stderr=True)
     with console.status("starting") as status:
 

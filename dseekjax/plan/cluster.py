@@ -1,7 +1,7 @@
 """What a GPU cluster is, as data: `configs/clusters/*.yaml`."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
@@ -31,7 +31,9 @@ class ClusterConfig(Section):
         ge=0,
         description="Device memory that CUDA, NCCL and libraries take; an estimate, programs have less.",
     )
-    peak_flops: dict[PeakDtype, float] = Field(description="Dense FLOP/s of a GPU by dtype.")
+    peak_flops: dict[PeakDtype, Annotated[float, Field(gt=0)]] = Field(
+        min_length=1, description="Dense FLOP/s of a GPU by dtype."
+    )
     within_host: LinkConfig = Field(description="NVLink.")
     between_hosts: LinkConfig = Field(description="InfiniBand, or what is there instead.")
     dollars_per_gpu_hour: float = Field(0.0, ge=0, description="What a GPU costs; an assumption until you put yours.")

@@ -21,6 +21,7 @@ HARMLESS = re.compile(
     r"cuInit|failed call to cu|no NVIDIA GPU device|cuda_diagnostics|hlo_rematerialization|before absl::InitializeLog"
     r"|slow_operation_alarm|The operation took|Very slow compile|^\**$"
 )
+MAX_HOSTS = 100_000
 WORKER = ("-m", "dseekjax.plan.worker")
 
 
@@ -56,8 +57,8 @@ def compile_report(
     """
     cluster_config = load_cluster(cluster)
     hosts = cluster_config.hosts if hosts is None else hosts
-    if hosts < 1:
-        raise UserError(f"--hosts {hosts} is no number of hosts; give 1 or more")
+    if not 1 <= hosts <= MAX_HOSTS:
+        raise UserError(f"--hosts {hosts} is no number of hosts; give 1 to {MAX_HOSTS}")
     if hlo is not None:
         _check_writable(hlo)
     require_compiler()
@@ -71,9 +72,8 @@ def compile_report(
         if not HARMLESS.search(line):
             print(line, file=sys.stderr)
     if "report" not in answer:
-        raise CompilerError(
-            f"the compiling process ended with status {status} and without a report; what it said stands above"
-        )
+        how = f"was stopped by signal {-status}" if status < 0 else f"ended with status {status}"
+        raise CompilerError(f"the compiling process {how} without a report; what it said, if anything, stands above")
     return Report.model_validate(answer["report"])
 
 
@@ -111,6 +111,8 @@ def _ask(request: Request, tell: Callable[[str], None]) -> tuple[dict, list[str]
 
 def _check_writable(path: Path) -> None:
     """Before a minute of compiling, rather than after."""
+    if path.is_dir():
+        raise UserError(f"--hlo: {path} is a directory; give the path of a file")
     try:
         path.touch()
     except OSError as error:

@@ -81,7 +81,7 @@ class RunDirectory:
     def refuse_other_config(self, config: Config) -> None:
         """Raises UserError if the run in this folder began with a config that this one may not follow."""
         if not self.config.is_file():
-            if self.checkpoints.is_dir() and any(child.name.isdigit() for child in self.checkpoints.iterdir()):
+            if self.checkpoints.is_dir() and any(child.name.isdecimal() for child in self.checkpoints.iterdir()):
                 raise UserError(
                     f"run.dir {self.path} has checkpoints but no config.yaml; put it back (the meta of each checkpoint "
                     "holds it), choose another run.dir, or start over with --fresh"

@@ -147,7 +147,7 @@ def test_the_door_prints_a_report_and_tells_by_its_status_whether_it_fits(compil
         (["--cluster", "h1000"], "there is no cluster h1000; there are a100_80gb"),
         (["--hosts", "0"], "--hosts 0 is no number of hosts"),
         (["--hosts", "many"], "--hosts many is no number of hosts"),
-        (["--mesh", "fsdp:8"], "'mesh.fsdp:8' is not of the form key=value"),
+        (["--mesh", "fsdp:8"], "'fsdp:8' is not of the form AXIS=SIZE"),
         (["--mesh", "fspd=8"], "unknown key mesh.fspd; did you mean mesh.fsdp?"),
         (["--hlo", "/proc/nowhere/hlo.txt"], "--hlo: cannot write /proc/nowhere/hlo.txt (No such file or directory)"),
         (["--config", "own.yaml"], "--config own.yaml and --model quickstart are both given; keep one of them"),
