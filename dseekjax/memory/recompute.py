@@ -11,29 +11,18 @@ Layer = Callable[[Any, Any], tuple[Any, Any]]
 """`(carry, one layer's slice) -> (carry, sums to report)`."""
 
 
-def scan_layers(
-    layer: Layer, carry: Any, stacked: Any, config: MemoryConfig, *, regather: bool = False
-) -> tuple[Any, Any]:
+def scan_layers(layer: Layer, carry: Any, stacked: Any, config: MemoryConfig) -> tuple[Any, Any]:
     """Runs `layer` over the leading axis of `stacked`, keeping the activations that `config` asks for.
 
     `none` keeps all, `full` the input of every layer, `every_k` the input of every k-th layer and, while one group
     of k layers is computed again, those of its layers (Chen et al. 2016, arXiv:1604.06174).
 
-    Args:
-        layer: what a layer does.
-        carry: what goes from layer to layer.
-        stacked: what each layer has of its own, parameters among it.
-        config: what to keep.
-        regather: whether `none` does not keep arrays that were just placed elsewhere, but places them again in the
-            backward pass. Parameters gathered inside of `layer` would add up to the whole model on every device.
-
     Returns:
         The last carry, and the reported sums stacked per layer.
     """
-    # Inside a scan nothing can be merged across iterations, so the barrier that prevents it is only a cost.
     if config.recompute == "none":
-        kept = jax.checkpoint(layer, prevent_cse=False, policy=_all_but_placed) if regather else layer
-        return jax.lax.scan(kept, carry, stacked)
+        return jax.lax.scan(layer, carry, stacked)
+    # Inside a scan nothing can be merged across iterations, so the barrier that prevents it is only a cost.
     each = jax.checkpoint(layer, prevent_cse=False)
     if config.recompute == "full":
         return jax.lax.scan(each, carry, stacked)
@@ -46,7 +35,3 @@ def scan_layers(
 
     carry, sums = jax.lax.scan(group, carry, grouped)
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sums)
-
-
-def _all_but_placed(primitive: Any, *_: Any, **__: Any) -> bool:
-    return bool(primitive.name != "sharding_constraint")

@@ -5,7 +5,7 @@ from typing import Any
 
 from dseekjax.memory.config import MemoryConfig
 from dseekjax.memory.recompute import scan_layers
-from dseekjax.parallel.prefetch import Layer, Prefetch, scan_carrying
+from dseekjax.parallel.prefetch import Layer, Prefetch, gather_again, scan_carrying
 
 LayerLoop = Callable[[Layer, Callable[[Any], Any], Any, Any, Any, Any], tuple[Any, Any]]
 """As `parallel.prefetch.scan_carrying`, whatever it gathers when and keeps."""
@@ -19,10 +19,10 @@ def build_layer_loop(prefetch: Prefetch, memory: MemoryConfig, *, is_sharded: bo
     def scan_gathering(
         layer: Layer, gather: Callable[[Any], Any], carry: Any, stacked: Any, per_layer: Any, constants: Any
     ) -> tuple[Any, Any]:
-        def gathered_layer(carry: Any, slices: tuple[Any, Any]) -> tuple[Any, Any]:
-            params, own = slices
+        def gathering(carry: Any, params: Any, own: Any, constants: Any) -> tuple[Any, Any]:
             return layer(carry, gather(params), own, constants)
 
-        return scan_layers(gathered_layer, carry, (stacked, per_layer), memory, regather=is_sharded)
+        each = gather_again(layer, gather) if is_sharded and memory.recompute == "none" else gathering
+        return scan_layers(lambda carry, x: each(carry, x[0], x[1], constants), carry, (stacked, per_layer), memory)
 
     return scan_gathering
