@@ -9,10 +9,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.interpreters.partial_eval import dce_jaxpr
 
 
 def count_flops(program: ClosedJaxpr | Jaxpr) -> float:
     """FLOPs of one run on all devices together; of branches the one with the most, of unbounded loops one pass."""
+    jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    # What nothing depends on, such as a product of which only the derivative is taken, is never computed.
+    live, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return _count(live)
+
+
+def _count(program: ClosedJaxpr | Jaxpr) -> float:
     jaxpr = program.jaxpr if isinstance(program, ClosedJaxpr) else program
     return sum(_of_equation(equation) for equation in jaxpr.eqns)
 
@@ -31,8 +39,8 @@ def _of_equation(equation: JaxprEqn) -> float:
             features = kernel[params["dimension_numbers"].rhs_spec[0]]
             return _product(equation, kernel) / features
         case "cond":
-            return max(count_flops(branch) for branch in params["branches"])
-    return _repeats(equation) * sum(count_flops(inner) for inner in _inner(params))
+            return max(_count(branch) for branch in params["branches"])
+    return _repeats(equation) * sum(_count(inner) for inner in _inner(params))
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

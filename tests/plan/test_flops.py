@@ -45,10 +45,10 @@ def test_loops_branches_and_calls():
 
     assert flops(program, (8, 8)) == 5 * product + 2 * product
     # The two products of the branch have two gradients each; of a custom gradient the custom one counts.
-    gradient = jax.grad(lambda x: custom(jnp.sin(x)).sum())
+    gradient = jax.value_and_grad(lambda x: custom(jnp.sin(x)).sum())
     assert flops(gradient, (8, 8)) == 2 * product
-    recomputed = jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sin(x @ x) @ x)(x).sum())
-    plain = jax.grad(lambda x: (jnp.sin(x @ x) @ x).sum())
+    recomputed = jax.value_and_grad(lambda x: jax.checkpoint(lambda x: jnp.sin(x @ x) @ x)(x).sum())
+    plain = jax.value_and_grad(lambda x: (jnp.sin(x @ x) @ x).sum())
     assert flops(recomputed, (8, 8)) == flops(plain, (8, 8)) + product
 
 
