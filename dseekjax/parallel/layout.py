@@ -51,8 +51,11 @@ class Layout:
         """`function` on each device's part of its arguments, so that it does its own communication."""
         # Also over axes of one: among automatic axes, XLA for CPU aborts at sums in bfloat16.
         axes = set(self.sizes) - {"data"}
+        idle = [axis for axis in self.sizes if axis in axes and self.sizes[axis] == 1]
         in_specs, out_specs = jax.tree.map(
-            lambda spec: _only(spec, axes), (in_specs, out_specs), is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+            lambda spec: _only(spec, axes, idle),
+            (in_specs, out_specs),
+            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
         )
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
@@ -67,9 +70,14 @@ class Layout:
         return jax.lax.psum(gradient, tuple(splits_examples)) if splits_examples else gradient
 
 
-def _only(spec: PartitionSpec, kept: Set[str]) -> PartitionSpec:
+def _only(spec: PartitionSpec, kept: Set[str], idle: Sequence[str]) -> PartitionSpec:
     def entry(axes: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
         names = (axes,) if isinstance(axes, str) else axes or ()
         return tuple(axis for axis in names if axis in kept) or None
 
-    return PartitionSpec(*map(entry, spec))
+    entries = [entry(axes) or () for axes in spec]
+    if entries:
+        # An axis that no dimension names would be summed over in the backward pass, even if it is of one.
+        named = {axis for axes in entries for axis in axes}
+        entries[0] = (*entries[0], *(axis for axis in idle if axis not in named))
+    return PartitionSpec(*(axes or None for axes in entries))
