@@ -11,8 +11,8 @@ from dseekjax.parallel.config import MeshConfig
 from dseekjax.parallel.context import context_attention
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.order import splits_rows
-from dseekjax.parallel.tensor import Transport, annotated_in, annotated_out, project_in, project_out
-from dseekjax.parallel.transport import AtOnce, RoundARing, WholeSequences
+from dseekjax.parallel.tensor import annotated_in, annotated_out, project_in, project_out
+from dseekjax.parallel.transport import AtOnce, RoundARing, Transport, WholeSequences
 from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup
 
 

@@ -6,8 +6,9 @@ written out, so that all products that share an input share one gather and one s
 backward pass is the split input.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,24 +17,10 @@ from jaxtyping import Array, Float
 from dseekjax.models.operations import Dense, Product
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.placement import move
+from dseekjax.parallel.transport import Arrays, Start, Transport
 
 STREAM = ("batch", "residual_sequence", "residual")
 GATHERED = ("batch", "sequence", "residual")
-
-
-class Transport(Protocol):
-    """How parts of a sequence reach the devices of a tensor group, and sums of them come back; inside an island."""
-
-    def parts(self, x: jax.Array) -> Sequence[tuple[jax.Array | int, jax.Array]]:
-        """The whole sequence as `(start, part)`s, given this device's part `[batch, seq, ...]`."""
-        ...
-
-    def total(self, part_at: Callable[[jax.Array | int, int], jax.Array], length: int) -> jax.Array:
-        """This device's part of a sum over the group; `part_at(start, size)` is its term for those positions.
-
-        `length` is that of the whole sequence.
-        """
-        ...
 
 
 def project_in(
@@ -50,32 +37,29 @@ def project_in(
     stream = layout.spec(STREAM)
 
     def forward(x: jax.Array, kernels: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        pieces = [
-            (start, tuple(dense(p.equation, part, kernel) for p, kernel in zip(products, kernels, strict=True)))
-            for start, part in transport.parts(x)
-        ]
-        return _assemble(pieces)
+        def work(start: Start, part: jax.Array) -> tuple[Arrays, Arrays]:
+            return tuple(dense(p.equation, part, kernel) for p, kernel in zip(products, kernels, strict=True)), ()
+
+        return transport.gather(x, work)[0]
 
     def backward(x: jax.Array, kernels: tuple[jax.Array, ...], gradients: tuple[jax.Array, ...]) -> Any:
-        def input_gradient(start: jax.Array | int, size: int) -> jax.Array:
+        def input_gradient(start: Start, size: int) -> jax.Array:
             shape = (x.shape[0], size, x.shape[2])
-            terms = [
-                (_input_gradient(dense, p, shape, kernel, _cut(gradient, start, size)),)
+            terms = (
+                _input_gradient(dense, p, shape, kernel, _cut(gradient, start, size))
                 for p, kernel, gradient in zip(products, kernels, gradients, strict=True)
-            ]
-            return _sum(terms)[0]
+            )
+            return functools.reduce(jnp.add, terms)
 
-        kernel_gradients = [
-            tuple(
+        def work(start: Start, part: jax.Array) -> tuple[Arrays, Arrays]:
+            return (), tuple(
                 _kernel_gradient(dense, p, part, kernel, _cut(gradient, start, part.shape[1]))
                 for p, kernel, gradient in zip(products, kernels, gradients, strict=True)
             )
-            for start, part in transport.parts(x)
-        ]
-        reduced = tuple(
-            layout.reduce_to(total, p.kernel_axes) for p, total in zip(products, _sum(kernel_gradients), strict=True)
-        )
-        return transport.total(input_gradient, gradients[0].shape[1]), reduced
+
+        _, totals = transport.gather(x, work)
+        reduced = tuple(layout.reduce_to(total, p.kernel_axes) for p, total in zip(products, totals, strict=True))
+        return transport.scatter(input_gradient, gradients[0].shape[1]), reduced
 
     run = layout.island(forward, (stream, kernel_specs), inner_specs)
     run_backward = layout.island(backward, (stream, kernel_specs, inner_specs), (stream, resting_specs))
@@ -90,20 +74,19 @@ def project_out(
     resting_spec, stream = layout.spec(product.kernel_axes), layout.spec(STREAM)
 
     def forward(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        def part_at(start: jax.Array | int, size: int) -> jax.Array:
+        def term(start: Start, size: int) -> jax.Array:
             return dense(product.equation, _cut(x, start, size), kernel)
 
-        return transport.total(part_at, x.shape[1])
+        return transport.scatter(term, x.shape[1])
 
     def backward(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> Any:
-        pieces, kernel_gradients = [], []
-        for start, part in transport.parts(gradient):
+        def work(start: Start, part: jax.Array) -> tuple[Arrays, Arrays]:
             inputs = _cut(x, start, part.shape[1])
-            pieces.append((start, (_input_gradient(dense, product, inputs.shape, kernel, part),)))
-            kernel_gradients.append((_kernel_gradient(dense, product, inputs, kernel, part),))
-        (input_gradient,) = _assemble(pieces)
-        (kernel_gradient,) = _sum(kernel_gradients)
-        return input_gradient, layout.reduce_to(kernel_gradient, product.kernel_axes)
+            input_gradient = _input_gradient(dense, product, inputs.shape, kernel, part)
+            return (input_gradient,), (_kernel_gradient(dense, product, inputs, kernel, part),)
+
+        (input_gradient,), (total,) = transport.gather(gradient, work)
+        return input_gradient, layout.reduce_to(total, product.kernel_axes)
 
     run = layout.island(forward, (inner_spec, kernel_spec), stream)
     run_backward = layout.island(backward, (inner_spec, kernel_spec, stream), (inner_spec, resting_spec))
@@ -143,25 +126,5 @@ def _kernel_gradient(dense: Dense, product: Product, x: jax.Array, kernel: jax.A
     return jax.vjp(lambda kernel: dense(product.equation, x, kernel), kernel)[1](gradient)[0]
 
 
-def _cut(x: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
+def _cut(x: jax.Array, start: Start, size: int) -> jax.Array:
     return x if x.shape[1] == size else jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
-
-
-def _assemble(pieces: Sequence[tuple[jax.Array | int, tuple[jax.Array, ...]]]) -> tuple[jax.Array, ...]:
-    """Whole sequences from `(start, parts)`, the parts being all of one length."""
-    if len(pieces) == 1:
-        return pieces[0][1]
-    wholes = [jnp.zeros((p.shape[0], p.shape[1] * len(pieces), *p.shape[2:]), p.dtype) for p in pieces[0][1]]
-    for start, parts in pieces:
-        wholes = [
-            jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=1)
-            for whole, part in zip(wholes, parts, strict=True)
-        ]
-    return tuple(wholes)
-
-
-def _sum(terms: Sequence[tuple[jax.Array, ...]]) -> tuple[jax.Array, ...]:
-    total, *rest = terms
-    for term in rest:
-        total = tuple(jnp.add(a, b) for a, b in zip(total, term, strict=True))
-    return total
