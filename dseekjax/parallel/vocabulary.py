@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dseekjax.models.layers.cross_entropy import LossSums, Vocabulary, chunked_cross_entropy
+from dseekjax.models.layers.cross_entropy import LossSums, Tokens, Vocabulary, chunked_cross_entropy
 from dseekjax.models.layers.lookup import take_rows
 from dseekjax.models.operations import Dense, Lookup, vocabulary_logits
 from dseekjax.parallel.layout import Layout
@@ -89,8 +89,7 @@ def sharded_cross_entropy(
         if vocab:
             vocabulary = Vocabulary(
                 first=jax.lax.axis_index(vocab) * kernel.shape[0],
-                largest=lambda x: jax.lax.pmax(x, vocab),
-                total=lambda x: jax.lax.psum(x, vocab),
+                unite=functools.partial(_unite, vocab),
             )
         sums = chunked_cross_entropy(x, targets, weights, kernel, chunk, project=project, vocabulary=vocabulary)
         return jax.lax.psum(sums, replicas) if replicas else sums
@@ -98,3 +97,9 @@ def sharded_cross_entropy(
     positions = layout.spec(("batch", "sequence"))
     specs = (layout.spec(STREAM), positions, positions, layout.spec(("vocab", "embed")))
     return layout.island(loss, specs, (jax.P(), jax.P()))(x, targets, weights, kernel)
+
+
+def _unite(axes: tuple[str, ...], log_normalizers: Tokens, labels: Tokens) -> tuple[Tokens, Tokens]:
+    largest = jax.lax.pmax(jax.lax.stop_gradient(log_normalizers), axes)
+    exponentials, labels = jax.lax.psum((jnp.exp(log_normalizers - largest), labels), axes)
+    return jnp.log(exponentials) + largest, labels

@@ -16,17 +16,25 @@ BFLOAT16 = 2
 SMALL = 64 * 1024
 
 
+def compile_small(*mesh):
+    keys = [key for key in KEYS if not key.startswith("mesh.")]
+    return compile_report(load_config(None, [*keys, *mesh]), "h100_sxm")
+
+
 def collectives(*mesh):
     """Count and payload bytes by kind and axes, without what is small."""
-    keys = [key for key in KEYS if not key.startswith("mesh.")]
-    report = compile_report(load_config(None, [*keys, *mesh]), "h100_sxm")
+    return large(compile_small(*mesh))
+
+
+def large(report):
     return {
         (row.kind, row.axes): (row.count, row.payload_bytes) for row in report.collectives if row.payload_bytes > SMALL
     }
 
 
 def test_tensor_with_sequence_parallel():
-    found = collectives("mesh.data=2", "mesh.tensor=4", "memory.recompute=none")
+    report = compile_small("mesh.data=2", "mesh.tensor=4", "memory.recompute=none", "model.loss_chunk=8")
+    found = large(report)
     stream = BFLOAT16 * BATCH // 2 * LENGTH * EMBED
     # Attention and feed-forward gather and scatter, forward and backward, where what was gathered on the way in is
     # gathered again rather than kept; the lookup scatters and the loss gathers, and both go back.
@@ -36,6 +44,23 @@ def test_tensor_with_sequence_parallel():
     assert found.pop(("reduce-scatter", "tensor")) == (scatters, scatters * stream)
     assert found.pop(("all-reduce", "data"))[0] == 1
     assert not found
+    # Small sums: each layer's gradients of norms, the last norm's; the loss, not chunk by chunk, and what goes back.
+    (small,) = (row.count for row in report.collectives if row.kind == "all-reduce" and row.axes == "tensor")
+    assert small <= LAYERS + 5
+
+
+def test_tensor_round_a_ring_hides_every_hop():
+    report = compile_small("mesh.data=2", "mesh.tensor=4", "memory.recompute=none", "mesh.tensor_overlap=ring")
+    found = large(report)
+    stream = BFLOAT16 * BATCH // 2 * LENGTH * EMBED
+    # Each gather and scatter of a layer is three hops of a quarter. XLA combines some of them.
+    hops = LAYERS * 2 * (3 + 2) * 3
+    assert found.pop(("collective-permute", "tensor"))[1] == hops * stream // 4
+    assert found.pop(("all-gather", "tensor")) == found.pop(("reduce-scatter", "tensor")) == (2, 2 * stream)
+    assert found.pop(("all-reduce", "data"))[0] == 1
+    assert not found
+    (permutes,) = (row for row in report.collectives if row.kind == "collective-permute")
+    assert permutes.exposed_wire_bytes == 0
 
 
 def test_tensor_without_sequence_parallel():

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 LossSums = tuple[Float[Array, ""], Float[Array, ""]]
+Tokens = Float[Array, "..."]
 
 
-def _same(x: jax.Array) -> jax.Array:
-    return x
+def _all_there_is(log_normalizers: Tokens, labels: Tokens) -> tuple[Tokens, Tokens]:
+    return log_normalizers, labels
 
 
 @dataclass(frozen=True)
@@ -20,25 +21,17 @@ class Vocabulary:
 
     first: Int[Array, ""] | int = 0
     """Number of the first token in the part."""
-    largest: Callable[[jax.Array], jax.Array] = _same
-    """The maximum over all parts."""
-    total: Callable[[jax.Array], jax.Array] = _same
-    """The sum over all parts."""
+    unite: Callable[[Tokens, Tokens], tuple[Tokens, Tokens]] = _all_there_is
+    """From the part to the whole: logarithms of the sums of exponentiated logits, and the labels' logits."""
 
 
-def token_cross_entropy(
-    logits: Float[Array, "batch seq vocab"], targets: Int[Array, "batch seq"], vocabulary: Vocabulary = Vocabulary()
-) -> Float[Array, "batch seq"]:
-    """Negative log-likelihood, in nats, of each target under float32 `logits`.
-
-    The label's logit is taken by comparison, not by a gather, so that one that lies in another part counts nothing.
-    """
-    tokens = vocabulary.first + jax.lax.broadcasted_iota(jnp.int32, (1, 1, logits.shape[-1]), 2)
-    label = jnp.where(tokens == targets[..., None], logits, 0.0).sum(-1)
-    largest = vocabulary.largest(jax.lax.stop_gradient(logits).max(-1))
-    exponentials = jnp.exp(logits - largest[..., None]).sum(-1)
-    exponentials, label = vocabulary.total(jnp.stack([exponentials, label]))
-    return jnp.log(exponentials) + largest - label
+def label_logits(
+    logits: Float[Array, "batch seq vocab"], targets: Int[Array, "batch seq"], first: Int[Array, ""] | int
+) -> Tokens:
+    """The logit of each target, zero where it lies in another part than that which begins at token `first`."""
+    # By comparison, not by a gather, so that there is nothing to index out of bounds.
+    tokens = first + jax.lax.broadcasted_iota(jnp.int32, (1, 1, logits.shape[-1]), 2)
+    return jnp.where(tokens == targets[..., None], logits, 0.0).sum(-1)
 
 
 def chunked_cross_entropy(
@@ -65,29 +58,24 @@ def chunked_cross_entropy(
     Returns:
         `(loss_sum, weight_sum)`, both float32.
     """
-    batch, seq, embed = x.shape
+    batch, seq, _ = x.shape
     chunk = min(chunk, seq)
-    padding = -seq % chunk
-    if padding:
-        x = jnp.pad(x, ((0, 0), (0, padding), (0, 0)))
-        targets = jnp.pad(targets, ((0, 0), (0, padding)))
-        weights = jnp.pad(weights, ((0, 0), (0, padding)))
-    chunks = (seq + padding) // chunk
-    pieces = (
-        x.reshape(batch, chunks, chunk, embed).swapaxes(0, 1),
-        targets.reshape(batch, chunks, chunk).swapaxes(0, 1),
-        weights.reshape(batch, chunks, chunk).swapaxes(0, 1),
-    )
+
+    def cut(x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x, ((0, 0), (0, -seq % chunk), *((0, 0) for _ in x.shape[2:])))
+        return padded.reshape(batch, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
+
     # The kernel's gradient is summed over chunks in the dtype of what the loop closes over: float32.
     wide_kernel = kernel.astype(jnp.float32)
 
     @jax.checkpoint
-    def add_chunk(loss_sum: jax.Array, piece: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        x_chunk, target_chunk, weight_chunk = piece
+    def reduce_chunk(x_chunk: jax.Array, target_chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = project(x_chunk, wide_kernel.astype(kernel.dtype))
-        losses = token_cross_entropy(logits, target_chunk, vocabulary)
-        # Where, not times: a position that does not count must not turn the sum into NaN.
-        return loss_sum + jnp.where(weight_chunk > 0, losses * weight_chunk, 0.0).sum(), None
+        return jax.nn.logsumexp(logits, axis=-1), label_logits(logits, target_chunk, vocabulary.first)
 
-    loss_sum, _ = jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), pieces)
-    return loss_sum, weights.sum()
+    _, of_part = jax.lax.scan(lambda _, piece: (None, reduce_chunk(*piece)), None, (cut(x), cut(targets)))
+    # Once for all tokens: chunk by chunk, each would wait for a few small messages.
+    log_normalizers, labels = vocabulary.unite(*of_part)
+    # Where, not times: a position that does not count must not turn the sum into NaN.
+    counted = jnp.where(cut(weights) > 0, (log_normalizers - labels) * cut(weights), 0.0)
+    return counted.sum(), weights.sum()
