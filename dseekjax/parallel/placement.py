@@ -31,6 +31,19 @@ def _backward(source: PartitionSpec, target: PartitionSpec, _: None, gradient: j
 move.defvjp(_forward, _backward)
 
 
+@jax.custom_vjp
+def differentiate_together[Tree](tree: Tree) -> Tree:
+    """`tree`, whose gradients nothing uses before all of them are there: for one that is much smaller when finished."""
+    return tree
+
+
+def _finish_together(_: None, gradients: Any) -> tuple[Any]:
+    return (jax.lax.optimization_barrier(gradients),)
+
+
+differentiate_together.defvjp(lambda tree: (tree, None), _finish_together)
+
+
 def gather_tree(params: Any, specs: Any) -> Any:
     """Gathers every parameter of a tree to be used, given where each rests, except tables.
 

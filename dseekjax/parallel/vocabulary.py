@@ -10,6 +10,7 @@ from dseekjax.models.layers.cross_entropy import LossSums, Tokens, Vocabulary, c
 from dseekjax.models.layers.lookup import take_rows
 from dseekjax.models.operations import Dense, Lookup, vocabulary_logits
 from dseekjax.parallel.layout import Layout
+from dseekjax.parallel.placement import differentiate_together
 from dseekjax.parallel.tensor import STREAM
 
 
@@ -96,6 +97,8 @@ def sharded_cross_entropy(
 
     positions = layout.spec(("batch", "sequence"))
     specs = (layout.spec(STREAM), positions, positions, layout.spec(("vocab", "embed")))
+    # Else the kernel's whole gradient waits for its reduction until the layers are through.
+    x, kernel = differentiate_together((x, kernel))
     return layout.island(loss, specs, (jax.P(), jax.P()))(x, targets, weights, kernel)
 
 

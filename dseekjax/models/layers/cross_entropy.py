@@ -71,7 +71,9 @@ def chunked_cross_entropy(
     @jax.checkpoint
     def reduce_chunk(x_chunk: jax.Array, target_chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = project(x_chunk, wide_kernel.astype(kernel.dtype))
-        return jax.nn.logsumexp(logits, axis=-1), label_logits(logits, target_chunk, vocabulary.first)
+        largest = jax.lax.stop_gradient(logits).max(-1)
+        log_normalizer = jnp.log(jnp.exp(logits - largest[..., None]).sum(-1)) + largest
+        return log_normalizer, label_logits(logits, target_chunk, vocabulary.first)
 
     _, of_part = jax.lax.scan(lambda _, piece: (None, reduce_chunk(*piece)), None, (cut(x), cut(targets)))
     # Once for all tokens: chunk by chunk, each would wait for a few small messages.
