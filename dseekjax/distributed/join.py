@@ -1,5 +1,6 @@
 """One process becomes part of a run."""
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,9 @@ from dseekjax.distributed.config import DistributedConfig
 from dseekjax.distributed.membership import find_membership
 from dseekjax.distributed.rendezvous import meet
 from dseekjax.errors import UserError
+
+JOIN_SECONDS = 10
+"""What JAX is given at least, once all are there: it takes moments."""
 
 
 def join(config: DistributedConfig, settings: Mapping[str, Any]) -> None:
@@ -24,7 +28,9 @@ def join(config: DistributedConfig, settings: Mapping[str, Any]) -> None:
     member = find_membership(config)
     if member is None:
         return
+    started = time.monotonic()
     meet(member, settings, config.timeout)
+    left = config.timeout - (time.monotonic() - started)
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -35,7 +41,7 @@ def join(config: DistributedConfig, settings: Mapping[str, Any]) -> None:
             member.process_id,
             local_device_ids=member.local_device_ids,
             cluster_detection_method="deactivate",
-            initialization_timeout=config.timeout,
+            initialization_timeout=max(round(left), JOIN_SECONDS),
             heartbeat_timeout_seconds=config.heartbeat_timeout,
         )
     except RuntimeError as error:

@@ -12,8 +12,10 @@ import json
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+import pydantic
 
 from dseekjax.distributed.membership import Membership
 from dseekjax.errors import UserError
@@ -24,7 +26,7 @@ RETRY_SECONDS = 0.2
 LINE_BYTES = 1 << 24
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True)
 class Hello:
     """What a process says of itself."""
 
