@@ -63,7 +63,7 @@ class MeshConfig(Section):
         filling = [axis for axis, size in sizes.items() if size == -1]
         if len(filling) > 1:
             raise ValueError(
-                f"{' and '.join(filling)} are both -1 (fsdp is, unless it is set); only one axis "
+                f"{' and mesh.'.join(filling)} are both -1 (fsdp is, unless it is set); only one axis "
                 "can fill, give the others a size"
             )
         return self

@@ -36,7 +36,9 @@ class ClusterConfig(Section):
     )
     within_host: LinkConfig = Field(description="NVLink.")
     between_hosts: LinkConfig = Field(description="InfiniBand, or what is there instead.")
-    dollars_per_gpu_hour: float = Field(0.0, ge=0, description="What a GPU costs; an assumption until you put yours.")
+    dollars_per_gpu_hour: float | None = Field(
+        None, ge=0, description="What a GPU costs; an assumption until you put yours."
+    )
     target: str = Field(
         description="XLA's description of the GPU: one that is shipped (h100_sxm), or a path ending in .txtpb, beside "
         "the cluster's file."

@@ -95,8 +95,8 @@ def _ask(request: Request, tell: Callable[[str], None]) -> tuple[dict, list[str]
         assert worker.stdin is not None
         assert worker.stdout is not None
         try:
-            worker.stdin.write(request.model_dump_json())
-            worker.stdin.close()
+            worker.stdin.write(request.model_dump_json() + "\n")
+            worker.stdin.flush()
             for line in worker.stdout:
                 answer = json.loads(line)
                 if "stage" in answer:

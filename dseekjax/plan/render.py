@@ -37,7 +37,7 @@ def verdict(report: Report) -> str:
         fraction = report.peak_bytes / report.capacity_bytes
         return f"It fits: {of}, {report.peak_bytes / room:.0%}." + (
             f" JAX takes {JAX_TAKES:.0%} of the memory by default: run it with XLA_PYTHON_CLIENT_MEM_FRACTION="
-            f"{room / report.capacity_bytes:.2f}."
+            f"{math.floor(1000 * room / report.capacity_bytes) / 1000:.3f}."
             if fraction > JAX_TAKES
             else ""
         )

@@ -65,7 +65,7 @@ class Report(Section):
     exposed_seconds: float = Field(description="Estimate: the part of it for which kernels wait.")
     unknown_loops: int = Field(description="Loops whose length the compiler did not know; counted as one pass.")
 
-    dollars_per_hour: float = Field(description="All GPUs, at the price of the cluster's file, an assumption.")
+    dollars_per_hour: float | None = Field(description="All GPUs, at the price of the cluster's file, if it has one.")
     build_seconds: float = Field(description="From config to Program.")
     lower_seconds: float = Field(description="From Program to StableHLO.")
     compile_seconds: float = Field(description="From StableHLO to machine code.")

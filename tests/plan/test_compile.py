@@ -1,6 +1,8 @@
 """A small Llama, compiled for eight H100s that are not there."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -9,6 +11,9 @@ import yaml
 import dseekjax.plan.__main__ as door
 from dseekjax.config import load_config
 from dseekjax.plan import compile_report
+from dseekjax.plan.cluster import load_cluster
+from dseekjax.plan.compile import WORKER
+from dseekjax.plan.request import Request
 from dseekjax.training.program import build_program
 from tests.conftest import REPOSITORY
 from tests.tiny import LLAMA, OVERRIDES
@@ -114,6 +119,24 @@ def test_what_does_not_fit_the_cluster_is_one_sentence(changes, message, capfd, 
     assert door.main(["compile", "--cluster", "h100_sxm", *config, *KEYS, *changes]) == 2
     (error,) = [line for line in capfd.readouterr().err.splitlines() if not line.endswith("…")]
     assert error.startswith(f"error: {message}")
+
+
+def test_the_compiling_process_ends_with_the_one_that_asked():
+    request = Request(
+        program="small",
+        config=load_config(None, KEYS),
+        cluster_name="h100_sxm",
+        cluster=load_cluster("h100_sxm"),
+        hosts=1,
+    )
+    command = [sys.executable, *WORKER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True) as worker:
+        worker.stdin.write(request.model_dump_json() + "\n")
+        worker.stdin.flush()
+        assert json.loads(worker.stdout.readline()) == {"stage": "building the program for 1 host"}
+        worker.stdin.close()
+        assert worker.wait(timeout=60) == 1
+        assert "report" not in worker.stdout.read()
 
 
 def test_a_target_that_xla_does_not_take_is_one_sentence(capfd, tmp_path):

@@ -97,7 +97,7 @@ def test_a_report_reads_well():
     assert "Out of memory: 100 GiB of 77.1 GiB" in too_large
     assert "22.9 GiB too much per GPU" in too_large
     tight = " ".join(printed(report(temporary_bytes=70 * 2**30)).split())
-    assert "run it with XLA_PYTHON_CLIENT_MEM_FRACTION=0.97." in tight
+    assert "run it with XLA_PYTHON_CLIENT_MEM_FRACTION=0.974." in tight
     assert "MEM_FRACTION" not in text + too_large
     assert "on the host 3 KiB" in " ".join(printed(report(host_bytes=3072)).split())
 
@@ -175,7 +175,7 @@ def test_without_the_compiler_it_says_how_to_get_it(monkeypatch, capsys):
 def worker(monkeypatch, code):
     """Puts a few lines of Python in the place of the process that compiles."""
     monkeypatch.setattr(compiling, "require_compiler", lambda: None)
-    monkeypatch.setattr(compiling, "WORKER", ("-c", f"import sys; sys.stdin.read(); {code}"))
+    monkeypatch.setattr(compiling, "WORKER", ("-c", f"import sys; sys.stdin.readline(); {code}"))
 
 
 def test_what_goes_wrong_in_the_other_process_is_told(monkeypatch, capfd):
