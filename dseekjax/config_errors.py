@@ -37,7 +37,8 @@ def explain(error: ValidationError, values: dict[str, Any], root: type[BaseModel
                 yield f"{key}.{message}" if key and meaning is None else f"{key} {message}".strip()
         else:
             wanted = f"; it takes {meaning.type}" if meaning else ""
-            yield f"{key}: {problem['input']!r} is wrong: {problem['msg'].lower()}{wanted}"
+            reason = problem["msg"].lower().replace("a valid tuple", "a list, as in [a, b]")
+            yield f"{key}: {problem['input']!r} is wrong: {reason}{wanted}"
 
 
 def _inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:

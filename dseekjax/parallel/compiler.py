@@ -43,9 +43,9 @@ def compiler_options(platform: str, config: MeshConfig, prefetch: Prefetch, laye
         # 40 % -> 23 %, waiting, by an estimate, 70 -> 48 ms a step, temporaries 53.0 -> 63.1 GiB, as many bytes sent.
         options["optimization_level"] = "O1"
     if prefetch != "none":
-        # All gathers of a layer are one, or two with tensor, instead of six. With O1: exposed 23 % -> 7 %, waiting 48 ->
-        # 24 ms, temporaries 63.1 -> 59.9 GiB. More bytes, and the output table's gather would join a layer's, which
-        # then comes too late.
+        # All gathers of a layer are one, or two with tensor, instead of six. With O1: exposed 23 % -> 7 %, waiting
+        # 48 -> 24 ms, temporaries 63.1 -> 59.9 GiB. More bytes, and the output table's gather would join a layer's,
+        # which then comes too late.
         options["xla_gpu_all_gather_combine_threshold_bytes"] = layer_bytes
     if config.tensor_overlap == "xla":
         # Cuts matrix products that need a gather or a reduce-scatter over tensor into a ring of smaller ones with
