@@ -28,6 +28,13 @@ FACTORS = {
         "mesh.context_attention=all_gather",
         "mesh.context_attention=ring",
     ),
+    "rules": (
+        (),
+        "mesh.rules={vocab: []}",
+        "mesh.rules={mlp: []}",
+        "mesh.rules={kv_heads: []}",
+        "mesh.rules={heads: [], kv_heads: []}",
+    ),
     "stream": ("mesh.sequence_parallel=true", "mesh.sequence_parallel=false"),
     "family": ((), LLAMA, ("model.tied_embeddings=false", "model.biases=qkv")),
     "prefetch": ("mesh.fsdp_prefetch=none", "mesh.fsdp_prefetch=carry"),
@@ -41,7 +48,7 @@ FACTORS = {
     "attention": ("model.attention.implementation=reference", "model.attention.implementation=blocked"),
 }
 # Factors that another must be 2 for, so that no pair is thought to be covered where it means nothing.
-NEEDED = {"overlap": "tensor", "stream": "tensor", "context attention": "context"}
+NEEDED = {"overlap": "tensor", "stream": "tensor", "rules": "tensor", "context attention": "context"}
 REFUSED = [
     # overrides, devices, message
     (("mesh.pipe=2",), 8, "mesh.pipe 2 is not supported yet"),
@@ -75,6 +82,7 @@ def valid(row):
     devices = math.prod(2 for axis in AXES if chosen.get(axis) == f"mesh.{axis}=2")
     idle = any(chosen[f] != FACTORS[f][0] and chosen[n] == FACTORS[n][0] for f, n in NEEDED.items())
     refused = chosen["overlap"] == FACTORS["overlap"][2] and chosen["stream"] == FACTORS["stream"][1]
+    refused |= chosen["overlap"] == FACTORS["overlap"][2] and chosen["rules"] in FACTORS["rules"][2:]
     refused |= chosen["prefetch"] == FACTORS["prefetch"][1] and chosen["recompute"] != FACTORS["recompute"][1]
     refused |= chosen["overlap"] == FACTORS["overlap"][1] and chosen["context"] == FACTORS["context"][1]
     return 1 < devices <= MAX_DEVICES and not idle and not refused
@@ -87,7 +95,7 @@ def pairs(row):
 def covering_rows():
     """Few rows in which every pair of values that any valid row has occurs."""
     draw = random.Random(0)
-    pool = [row for row in (tuple(map(draw.choice, FACTORS.values())) for _ in range(4_000)) if valid(row)]
+    pool = [row for row in (tuple(map(draw.choice, FACTORS.values())) for _ in range(8_000)) if valid(row)]
     uncovered = set().union(*map(pairs, pool))
     rows = []
     while uncovered:
