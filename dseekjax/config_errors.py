@@ -68,8 +68,10 @@ def _suggestion(key: str, known: list[str]) -> str:
     close = elsewhere or [siblings[name] for name in difflib.get_close_matches(last, siblings, 1, 0.5)]
     # A section's own name is no key, yet it is what a misspelt section was meant to be.
     sections = sorted({name.partition(".")[0] for name in known})
-    close = close or difflib.get_close_matches(key.partition(".")[0], sections, 1, 0.6)
-    close = close or difflib.get_close_matches(key, known, 1, 0.6)
+    first = key.partition(".")[0]
+    if first not in sections:
+        close = close or difflib.get_close_matches(first, sections, 1, 0.6)
+    close = close or difflib.get_close_matches(key, known, 1, 0.8)
     if close:
         return f"; did you mean {close[0]}?"
     return f"; {section or 'the config'} has {', '.join(siblings) or ', '.join(sections)}"

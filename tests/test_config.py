@@ -71,6 +71,8 @@ def test_all_problems_are_named_at_once_with_the_fix():
         ("mesh.data=-1", "mesh.data and mesh.fsdp are both -1"),
         ("mesh.rules={mlp: tensor}", "mesh.rules.mlp: 'tensor' is wrong: input should be a list, as in [a, b]"),
         ("mesh.data=0", "mesh.data 0 is no size"),
+        ("mesh.nodes=1", "unknown key mesh.nodes; mesh has data, fsdp, "),
+        ("model.vocabulary_size=99999999999", "model.vocabulary_size: 99999999999 is wrong"),
         ("data.tokenizer=train:7", "at least 257"),
         ("data.sources=[{}]", "data.sources.0.path is missing"),
         ("data.sources=[{path: a, document_separator: '('}]", "is not a regular expression"),

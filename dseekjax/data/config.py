@@ -37,7 +37,7 @@ class DataConfig(Section):
     held_out_fraction: float = Field(
         0.1, ge=0, lt=1, description="Last part of each source's documents kept from training for evaluation."
     )
-    sequence_length: int = Field(1024, gt=0, description="Tokens per sequence.")
+    sequence_length: int = Field(1024, gt=0, lt=2**31, description="Tokens per sequence.")
     tokenizer: str = Field(
         "bytes",
         description="bytes, train:N (a byte-pair vocabulary of N learned from the sources), or a tokenizer.json.",

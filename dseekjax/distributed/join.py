@@ -9,8 +9,8 @@ from dseekjax.distributed.membership import find_membership
 from dseekjax.distributed.rendezvous import meet
 from dseekjax.errors import UserError
 
-JOIN_SECONDS = 10
-"""What JAX is given at least, once all are there: it takes moments."""
+JOIN_SECONDS = 60
+"""What JAX is given once all are there, which takes moments; its client aborts after that, with words of its own."""
 
 
 def join(config: DistributedConfig, settings: Mapping[str, Any]) -> None:
@@ -25,12 +25,11 @@ def join(config: DistributedConfig, settings: Mapping[str, Any]) -> None:
     Raises:
         UserError: the others do not come, they differ in `settings`, or it is not clear who they are.
     """
+    deadline = time.monotonic() + config.timeout
     member = find_membership(config)
     if member is None:
         return
-    started = time.monotonic()
-    meet(member, settings, config.timeout)
-    left = config.timeout - (time.monotonic() - started)
+    meet(member, settings, max(deadline - time.monotonic(), 1.0))
     import jax
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -41,7 +40,7 @@ def join(config: DistributedConfig, settings: Mapping[str, Any]) -> None:
             member.process_id,
             local_device_ids=member.local_device_ids,
             cluster_detection_method="deactivate",
-            initialization_timeout=max(round(left), JOIN_SECONDS),
+            initialization_timeout=JOIN_SECONDS,
             heartbeat_timeout_seconds=config.heartbeat_timeout,
         )
     except RuntimeError as error:

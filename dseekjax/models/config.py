@@ -13,13 +13,13 @@ def _as_many_as_heads(data: dict[str, Any]) -> int:
 
 
 class AttentionConfig(Section):
-    num_heads: int = Field(8, gt=0, description="Query heads.")
+    num_heads: int = Field(8, gt=0, lt=2**31, description="Query heads.")
     num_kv_heads: int = Field(
         default_factory=_as_many_as_heads,
         gt=0,
         description="Key and value heads; fewer than num_heads is grouped-query attention.",
     )
-    head_dim: int = Field(64, gt=0, description="Width of one head.")
+    head_dim: int = Field(64, gt=0, lt=2**31, description="Width of one head.")
     implementation: Literal["auto", "reference", "blocked"] = Field(
         "auto", description="Which attention runs; all give the same numbers."
     )
@@ -35,7 +35,7 @@ class AttentionConfig(Section):
 
 
 class FeedForwardConfig(Section):
-    hidden_dim: int = Field(2048, gt=0, description="Width between the two projections.")
+    hidden_dim: int = Field(2048, gt=0, lt=2**31, description="Width between the two projections.")
     activation: Literal["gelu", "relu", "swiglu"] = Field(
         "gelu", description="gelu (tanh form), relu, or swiglu, which has a third projection as gate."
     )
@@ -45,15 +45,19 @@ class DecoderConfig(Section):
     """A decoder-only transformer: the GPT-2, GPT-3 and Llama families differ only in these keys."""
 
     kind: Literal["decoder"] = Field("decoder", description="The model family.")
-    vocabulary_size: int = Field(32768, gt=1, description="Rows of the embedding; at least the tokenizer's size.")
-    num_layers: int = Field(8, gt=0, description="Transformer layers.")
-    embed_dim: int = Field(512, gt=0, description="Width of the residual stream.")
+    vocabulary_size: int = Field(
+        32768, gt=1, lt=2**31, description="Rows of the embedding; at least the tokenizer's size."
+    )
+    num_layers: int = Field(8, gt=0, lt=2**31, description="Transformer layers.")
+    embed_dim: int = Field(512, gt=0, lt=2**31, description="Width of the residual stream.")
     attention: AttentionConfig = AttentionConfig()
     feed_forward: FeedForwardConfig = FeedForwardConfig()
     norm: Literal["layer_norm", "rms_norm"] = Field("layer_norm", description="Normalisation before each part.")
     norm_epsilon: float = Field(1e-5, gt=0, description="Added to the variance inside the norms.")
     positions: Literal["learned", "rotary"] = Field("learned", description="How a token knows its position.")
-    max_positions: int = Field(1024, gt=0, description="Rows of the learned position table; unused by rotary.")
+    max_positions: int = Field(
+        1024, gt=0, lt=2**31, description="Rows of the learned position table; unused by rotary."
+    )
     rotary_theta: float = Field(10000.0, gt=0, description="Base of the rotary wavelengths; unused by learned.")
     biases: Literal["all", "qkv", "none"] = Field("all", description="Which projections have a bias.")
     tied_embeddings: bool = Field(True, description="Whether the output projection is the embedding itself.")

@@ -25,7 +25,7 @@ class MeshConfig(Section):
         "auto",
         description="How the next layer's parameters are gathered while a layer computes: compiler pipelines the loop, "
         "on GPU, without tensor and context; carry is a loop written for it, with memory.recompute full; none gathers "
-        "within each layer. auto takes what hides most for at most a tenth more memory.",
+        "within each layer. auto takes what hides most for at most a seventh more memory.",
     )
     tensor_overlap: Literal["none", "xla", "ring"] = Field(
         "none",
@@ -76,6 +76,10 @@ class MeshConfig(Section):
                     raise ValueError(f"rules.{name} names the mesh axis {axis!r}; there are {', '.join(AXES)}")
                 if axes.count(axis) > 1:
                     raise ValueError(f"rules.{name} names the mesh axis {axis!r} twice; once is enough")
+            if name == "batch" and "data" not in axes:
+                raise ValueError("rules.batch leaves out 'data', which splits every batch; put it first")
+            if name != "batch" and "data" in axes:
+                raise ValueError(f"rules.{name} names the mesh axis 'data', which splits the batch alone; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -82,7 +82,8 @@ def _check_rules(config: MeshConfig, layout: Layout) -> None:
                 f"mesh.rules.{name} names the mesh axis {wrong[0]!r}, where {name} cannot go; "
                 f"it may use {', '.join(sorted(allowed[name])) or 'none'}"
             )
-        if config.tensor_overlap == "ring" and name in ("heads", "kv_heads", "mlp") and not axes:
+        rings = config.tensor_overlap == "ring" and layout.split("tensor")
+        if rings and name in ("heads", "kv_heads", "mlp", "residual_sequence") and "tensor" not in axes:
             raise UserError(
                 f"mesh.tensor_overlap ring needs {name} split over tensor, and mesh.rules.{name} keeps it from that; "
                 "leave the rule out, or set mesh.tensor_overlap to none"

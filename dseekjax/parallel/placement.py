@@ -33,7 +33,7 @@ move.defvjp(_forward, _backward)
 
 @jax.custom_vjp
 def differentiate_together[Tree](tree: Tree) -> Tree:
-    """`tree`, whose gradients nothing uses before all of them are there: for one that is much smaller when finished."""
+    """`tree`; in the backward pass, nothing uses the gradient of one part before those of all are there."""
     return tree
 
 

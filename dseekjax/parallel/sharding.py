@@ -86,7 +86,7 @@ def partition_spec(
                 raise UserError(
                     f"{array}: its dimension {name!r} of {shape[dimension]} is not divisible by the {parts} parts that "
                     f"mesh axes {mesh_axes} cut it into; choose a size that divides, or leave it whole with "
-                    f"mesh.rules={{{name}: []}}"
+                    f"mesh.rules.{name}=[]"
                 )
         entries.append(mesh_axes if len(mesh_axes) > 1 else (mesh_axes[0] if mesh_axes else None))
     return PartitionSpec(*entries)

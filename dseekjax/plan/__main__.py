@@ -38,10 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    if options.json:
-        print(report.model_dump_json(indent=2))
-    else:
-        print_report(report, Console(soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH))
+    try:
+        if options.json:
+            print(report.model_dump_json(indent=2), flush=True)
+        else:
+            print_report(report, Console(soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH))
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever was to read it has gone, and Python must not write to them again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if report.fits else DOES_NOT_FIT
 
 

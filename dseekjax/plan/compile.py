@@ -60,6 +60,7 @@ def compile_report(
     if not 1 <= hosts <= MAX_HOSTS:
         raise UserError(f"--hosts {hosts} is no number of hosts; give 1 to {MAX_HOSTS}")
     if hlo is not None:
+        hlo = hlo.resolve()
         _check_writable(hlo)
     require_compiler()
     request = Request(
@@ -110,10 +111,12 @@ def _ask(request: Request, tell: Callable[[str], None]) -> tuple[dict, list[str]
 
 
 def _check_writable(path: Path) -> None:
-    """Before a minute of compiling, rather than after."""
-    if path.is_dir():
-        raise UserError(f"--hlo: {path} is a directory; give the path of a file")
+    """Before a minute of compiling, rather than after; leaves nothing behind."""
+    if path.exists() and not path.is_file():
+        kind = "a directory" if path.is_dir() else "no regular file"
+        raise UserError(f"--hlo: {path} is {kind}; give the path of a file")
     try:
-        path.touch()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
         raise UserError(f"--hlo: cannot write {path} ({error.strerror}); give the path of a file") from error

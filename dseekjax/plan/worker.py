@@ -81,7 +81,7 @@ def compile_for(request: Request) -> Report:
 def _schedule(text: str, topology: Topology, cluster: ClusterConfig) -> dict[str, Any]:
     try:
         return schedule_fields(parse_hlo(text), topology, cluster)
-    except ValueError as error:
+    except (ValueError, LookupError) as error:
         raise UserError(
             f"the program compiled, but its HLO is not as this version reads it ({error}); keep it with --hlo FILE and "
             "report it, or use the locked version of JAX"

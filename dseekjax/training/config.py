@@ -19,7 +19,9 @@ class RunConfig(Section):
 
 class TrainConfig(Section):
     steps: int = Field(1000, gt=0, description="Optimizer steps of the whole run.")
-    global_batch_size: int = Field(16, gt=0, description="Sequences per step, over all devices and microbatches.")
+    global_batch_size: int = Field(
+        16, gt=0, lt=2**31, description="Sequences per step, over all devices and microbatches."
+    )
     num_microbatches: int = Field(1, gt=0, description="Parts that a step's batch is worked through in.")
     max_bad_steps: int = Field(
         10, gt=0, description="Steps in a row with a non-finite loss or gradient that stop a run."

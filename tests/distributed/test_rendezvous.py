@@ -1,3 +1,4 @@
+import json
 import socket
 import threading
 import time
@@ -155,7 +156,9 @@ def test_what_connects_by_mistake_is_ignored():
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(gather, *members(2, address, 0), timeout=10)
         time.sleep(0.2)
-        for talk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b"[]\n", b"x" * 100_000):
+        hello = {"process_id": "one", "num_processes": 2, "host": "h", "patience": None, "settings": {}}
+        strange = json.dumps(hello).encode() + b"\n"
+        for talk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b"[]\n", b"x" * 100_000, strange):
             with socket.create_connection((host, int(port))) as stranger:
                 stranger.sendall(talk)
         assert gather(*members(2, address, 1)) == [None]

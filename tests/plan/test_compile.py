@@ -1,6 +1,7 @@
 """A small Llama, compiled for eight H100s that are not there."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -94,6 +95,15 @@ def test_the_compiled_program_does_the_flops_of_the_traced_one(compiled):
     assert report.compiled_flops == pytest.approx(report.program_flops, rel=0.01)
     # Recomputation is a third forward pass; the model's own count leaves it out.
     assert 1.2 < report.program_flops / report.model_flops < 1.5
+
+
+def test_the_output_table_is_through_before_the_layers_are_differentiated(compiled):
+    """Else its whole gradient, which is large, would wait beside them for its reduction."""
+    _, text = compiled
+    entry = text[text.index("\nENTRY") :].splitlines()
+    (table,) = (i for i, line in enumerate(entry) if re.search(r"= bf16\[2048,128\]\S* reduce-scatter", line))
+    *_, layers = (i for i, line in enumerate(entry) if " while(" in line)
+    assert table < layers
 
 
 def test_state_is_aliased_and_text_is_kept(compiled):

@@ -149,6 +149,7 @@ def test_the_door_prints_a_report_and_tells_by_its_status_whether_it_fits(compil
         (["--hosts", "many"], "--hosts many is no number of hosts"),
         (["--mesh", "fsdp:8"], "'fsdp:8' is not of the form AXIS=SIZE"),
         (["--mesh", "fspd=8"], "unknown key mesh.fspd; did you mean mesh.fsdp?"),
+        (["--hlo", "/dev/null"], "--hlo: /dev/null is no regular file"),
         (["--hlo", "/proc/nowhere/hlo.txt"], "--hlo: cannot write /proc/nowhere/hlo.txt (No such file or directory)"),
         (["--config", "own.yaml"], "--config own.yaml and --model quickstart are both given; keep one of them"),
         (["--jsn"], "there is no option --jsn"),

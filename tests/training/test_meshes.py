@@ -70,6 +70,13 @@ REFUSED = [
     (("mesh.context=2", "mesh.rules={residual_sequence: []}"), 8, r"mesh.rules place residual_sequence on \[\]"),
     (("mesh.rules={batch: [data]}",), 8, "mesh.rules give the mesh axis 'fsdp' to embed and to no dimension"),
     (("mesh.rules={batch: [fsdp, fsdp]}",), 8, "mesh.rules.batch names the mesh axis 'fsdp' twice"),
+    (("mesh.rules={batch: [fsdp]}",), 8, "mesh.rules.batch leaves out 'data'"),
+    (("mesh.rules={mlp: [data]}",), 8, "mesh.rules.mlp names the mesh axis 'data', which splits the batch alone"),
+    (
+        ("mesh.tensor=2", "mesh.tensor_overlap=ring", "mesh.rules={residual_sequence: [context]}"),
+        8,
+        "mesh.tensor_overlap ring needs residual_sequence split over tensor",
+    ),
     (("mesh.rules={mpl: []}",), 8, "mesh.rules: there is no logical axis 'mpl'; there are batch, "),
     (("mesh.rules={mlp: [tensr]}",), 8, "mesh.rules.mlp names the mesh axis 'tensr'; there are data, "),
     (("mesh.rules={vocab: [fsdp]}",), 8, "mesh.rules.vocab names the mesh axis 'fsdp', where vocab cannot go"),
@@ -132,9 +139,26 @@ def on_one_device(*model):
 def test_loss_and_gradients_are_those_of_one_device(row):
     chosen = dict(zip(FACTORS, row, strict=True))
     model = flat((chosen["family"], chosen["dropout"]))
-    expected, expected_loss = on_one_device(*model)
     devices = math.prod(2 for axis in AXES if chosen.get(axis) == f"mesh.{axis}=2")
-    found, loss = gradients(model, flat(row), devices)
+    expect_those_of_one_device(model, flat(row), devices)
+
+
+# On a ring of two, forth is back.
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("mesh.data=2", "mesh.tensor=4"),
+        ("mesh.fsdp=2", "mesh.tensor=4", "memory.recompute=full", "mesh.fsdp_prefetch=carry"),
+    ],
+)
+def test_a_ring_of_four_goes_the_right_way_round(overrides):
+    model = (*LLAMA, "model.attention.num_kv_heads=4")
+    expect_those_of_one_device(model, ("mesh.tensor_overlap=ring", *overrides), 8)
+
+
+def expect_those_of_one_device(model, overrides, devices):
+    expected, expected_loss = on_one_device(*model)
+    found, loss = gradients(model, overrides, devices)
     assert loss == pytest.approx(expected_loss, rel=1e-6)
     # Some gradients are zero but for rounding, as those of key biases are: these are compared with all of them.
     norm = np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(expected)))
