@@ -80,24 +80,30 @@ def gathered_pairs(device: Index, devices: int, causal: bool) -> Pair:
 
 
 def _ring_forward(queries: Queries, block: _Block, causal: bool, scale: float) -> Attended:
-    def stop(attended: Attended, keys: Keys, pairs: Sequence[Pair]) -> Attended:
+    def stop(attended: Attended, keys: Keys, pairs: Sequence[Pair], following: Any) -> tuple[Attended, Any]:
         for pair in pairs:
             attended = _attend(attended, queries, keys, pair, causal, scale)
-        return attended
+        return attended, following
 
     return _round_the_ring(stop, _nothing(queries, block), block, causal)
 
 
 def _ring_backward(queries: Queries, block: _Block, upstream: _Upstream, causal: bool, scale: float) -> _Gradients:
-    def stop(state: tuple[jax.Array, Any], keys: Keys, pairs: Sequence[Pair]) -> tuple[jax.Array, Any]:
+    def stop(
+        state: tuple[jax.Array, Any], keys: Keys, pairs: Sequence[Pair], following: Any
+    ) -> tuple[tuple[jax.Array, Any], Any]:
         query_gradient, travelling = state
-        # Sums travel after their keys. What this stop adds does not wait for them.
-        arriving = pass_on(travelling, AXIS)
+        first, *others = pairs
         terms = _Gradients(query_gradient, _zeros(keys.key), _zeros(keys.value))
-        for pair in pairs:
+        terms = _differentiate(terms, queries, keys, upstream, first, causal, scale)
+        # Keys hop beside the first pair, sums, which travel after them, beside the others: of two hops at a time one
+        # would not hide. What this stop adds does not wait for them.
+        terms, travelling, following = jax.lax.optimization_barrier((terms, travelling, following))
+        arriving = pass_on(travelling, AXIS)
+        for pair in others:
             terms = _differentiate(terms, queries, keys, upstream, pair, causal, scale)
         added = _pack(terms.key, terms.value)
-        return terms.query, added if arriving is None else arriving + added
+        return (terms.query, added if arriving is None else arriving + added), following
 
     start = (_zeros(queries.query), None)
     query_gradient, travelling = _round_the_ring(stop, start, block, causal)
@@ -105,16 +111,19 @@ def _ring_backward(queries: Queries, block: _Block, upstream: _Upstream, causal:
 
 
 def _round_the_ring[State](
-    stop: Callable[[State, Keys, Sequence[Pair]], State], state: State, block: _Block, causal: bool
+    stop: Callable[[State, Keys, Sequence[Pair], Any], tuple[State, Any]], state: State, block: _Block, causal: bool
 ) -> State:
-    """Works on the keys of each device in turn, from this one backwards, while the next are on their way."""
+    """Works on the keys of each device in turn, from this one backwards, while the next are on their way.
+
+    A stop is given those too, to hand on: with what it lets wait for them.
+    """
     size, device = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
     packed = _pack(block.key, block.value), block.segment_ids
     for step in range(size):
         following = pass_on(packed, AXIS) if step < size - 1 else packed
         keys = _Block(*_unpack(packed[0], block.key.shape[-1]), packed[1])
         chunks = jnp.stack(half_chunks((device - step) % size, size))
-        state = stop(state, _keys(keys, chunks), ring_pairs(step, device, causal))
+        state, following = stop(state, _keys(keys, chunks), ring_pairs(step, device, causal), following)
         # One hop per stop: left to itself, the compiler sends keys all the way round before it starts to work.
         state, packed = jax.lax.optimization_barrier((state, following))
     return state

@@ -87,6 +87,16 @@ def test_context_by_heads_and_shared_parameters():
     assert {axes for _, axes in found} == {"fsdp+context"}
 
 
+def test_context_round_a_ring_hides_every_hop():
+    report = compile_small("mesh.fsdp=2", "mesh.context=4", "memory.recompute=none", "mesh.context_attention=ring")
+    (permutes,) = (row for row in report.collectives if row.kind == "collective-permute")
+    block = BATCH // 2 * LENGTH // 4 * 2 * KV_WIDTH
+    # Keys with values go three hops forward and three backward, their gradients, in float32, four; and beside the keys
+    # a few numbers of documents.
+    assert permutes.wire_bytes == pytest.approx(LAYERS * (6 * BFLOAT16 + 4 * 4) * block, rel=0.01)
+    assert permutes.exposed_wire_bytes < SMALL
+
+
 def test_fsdp_context_and_tensor_together_move_what_each_does_alone():
     found = collectives("mesh.fsdp=2", "mesh.context=2", "mesh.tensor=2", "memory.recompute=none")
     stream = BFLOAT16 * BATCH // 2 * LENGTH // 2 * EMBED
