@@ -75,6 +75,7 @@ def _check_rules(config: MeshConfig, layout: Layout) -> None:
         "positions": set(),
         "layer": set(),
     }
+    rings = config.tensor_overlap == "ring" and layout.split("tensor")
     for name, axes in layout.rules.items():
         wrong = sorted(set(axes) - allowed[name])
         if wrong:
@@ -82,7 +83,6 @@ def _check_rules(config: MeshConfig, layout: Layout) -> None:
                 f"mesh.rules.{name} names the mesh axis {wrong[0]!r}, where {name} cannot go; "
                 f"it may use {', '.join(sorted(allowed[name])) or 'none'}"
             )
-        rings = config.tensor_overlap == "ring" and layout.split("tensor")
         if rings and name in ("heads", "kv_heads", "mlp", "residual_sequence") and "tensor" not in axes:
             raise UserError(
                 f"mesh.tensor_overlap ring needs {name} split over tensor, and mesh.rules.{name} keeps it from that; "
