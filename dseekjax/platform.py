@@ -1,11 +1,18 @@
 """The machine: what JAX is told before it starts, and what can be asked of it."""
 
+import os
+
 import psutil
 
 from dseekjax.errors import UserError
 
 # Dense bfloat16 peak per GPU in FLOP/s, from NVIDIA's data sheets.
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare_platform(virtual_devices: int) -> None:

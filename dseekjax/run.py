@@ -2,9 +2,8 @@
 
 import functools
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -13,16 +12,17 @@ from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
 from dseekjax.checkpoint.quiet import silence_orbax
 from dseekjax.checkpoint.store import latest_step
 from dseekjax.config import Config, dump_config, flat_config
-from dseekjax.data.batches import EvaluationBatches, TrainingBatches, prefetched
-from dseekjax.data.preparation import PreparedData, prepare
-from dseekjax.data.records import Records
+from dseekjax.data.batches import EvaluationBatches
+from dseekjax.data.feed import TrainingFeed
+from dseekjax.data.sources import Data, open_data, records_of, training_sources
 from dseekjax.distributed.join import join
 from dseekjax.insight.metrics import MetricsHook, read_records
+from dseekjax.insight.preparation import PreparationProgress
 from dseekjax.insight.profile import ProfileHook
 from dseekjax.insight.report import write_report
 from dseekjax.insight.tensorboard import TensorBoardWriter
 from dseekjax.insight.terminal import TerminalHook
-from dseekjax.platform import prepare_platform
+from dseekjax.platform import available_cores, prepare_platform
 from dseekjax.training.evaluation import Evaluation, build_evaluation
 from dseekjax.training.feed import rows_of_process
 from dseekjax.training.hooks import Hook
@@ -73,21 +73,23 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
         tell(f"No checkpoint of {directory.path} is there to go on from: its steps are done again from the first.")
     tell(summary)
     tell(f"run directory    {directory.path}")
-    prepared = prepare(
-        config.data,
-        vocabulary_size=config.model.vocabulary_size,
-        kept_tokenizer=directory.tokenizer if directory.config.is_file() else None,
-        tell=tell,
-    )
-    feed, evaluation = _feed(config, program, prepared), _evaluation(config, program, prepared)
+    with PreparationProgress(console) as watch:
+        data = open_data(
+            config.data,
+            model_vocabulary_size=config.model.vocabulary_size,
+            kept_tokenizer=directory.tokenizer if directory.config.is_file() else None,
+            workers=available_cores(),
+            tell=tell,
+            watch=watch,
+        )
+    feed, evaluation = _feed(config, program, data, tell), _evaluation(config, program, data, tell)
     if evaluation is None:
         tell("Nothing is held out, so nothing will be evaluated; see data.held_out_fraction.")
     trainer = Trainer(
         program,
         feed,
         evaluation=evaluation,
-        hooks=_hooks(config, program, directory, prepared, console, tell),
-        data_identity=prepared.identity,
+        hooks=_hooks(config, program, directory, data, console, tell),
     )
     context = trainer.run()
 
@@ -123,29 +125,32 @@ def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirec
     return directory
 
 
-def _feed(config: Config, program: Program, prepared: PreparedData) -> Callable[[int], Iterator[dict[str, Any]]]:
-    batches = TrainingBatches(
-        sources=[Records(corpus, config.data.sequence_length) for corpus in prepared.training],
-        weights=[source.weight for source in config.data.sources],
-        seed=config.run.seed,
+def _feed(config: Config, program: Program, data: Data, tell: Callable[[str], None]) -> TrainingFeed:
+    feed = TrainingFeed(
+        training_sources(data, config.data, config.run.seed, tell),
+        [source.weight for source in config.data.sources],
+        [source.max_epochs for source in config.data.sources],
         global_batch_size=config.train.global_batch_size,
         rows=rows_of_process(program.batch_shape),
         num_batches=config.train.steps,
+        prefetch=config.data.prefetch_batches,
     )
-    return lambda start: prefetched(batches, start, config.data.prefetch_batches)
+    for source, epochs in zip(config.data.sources, feed.epochs(), strict=True):
+        if epochs is not None:
+            tell(f"data             {source.path}, read {epochs:.3g} times by step {config.train.steps}")
+    return feed
 
 
-def _evaluation(config: Config, program: Program, prepared: PreparedData) -> Evaluation | None:
-    if not prepared.evaluation:
+def _evaluation(config: Config, program: Program, data: Data, tell: Callable[[str], None]) -> Evaluation | None:
+    if not data.evaluation:
         return None
     batches = EvaluationBatches(
-        sources=[Records(corpus, config.data.sequence_length) for corpus in prepared.evaluation],
+        sources=[records_of(portion, config.data, tell) for portion in data.evaluation],
         global_batch_size=config.train.global_batch_size,
         rows=rows_of_process(program.batch_shape),
     )
-    num_bytes, num_tokens = (
-        sum(corpus.manifest[key] for corpus in prepared.evaluation) for key in ("num_bytes", "num_tokens")
-    )
+    num_bytes = sum(portion.num_bytes for portion in data.evaluation)
+    num_tokens = sum(portion.num_tokens for portion in data.evaluation)
     return build_evaluation(
         program, batches, bytes_per_token=num_bytes / num_tokens, max_batches=config.evaluation.max_batches
     )
@@ -155,7 +160,7 @@ def _hooks(
     config: Config,
     program: Program,
     directory: RunDirectory,
-    prepared: PreparedData,
+    data: Data,
     console: Console,
     tell: Callable[[str], None],
 ) -> list[Hook]:
@@ -173,7 +178,7 @@ def _hooks(
         model = config.model.model_dump(mode="json")
         hooks.append(InitializeHook(other.checkpoints, program.init, program.state_shape, model, tell))
     if jax.process_index() == 0:
-        kept = {directory.tokenizer: prepared.tokenizer.to_str(), directory.config: dump_config(config)}
+        kept = {directory.tokenizer: data.tokenizer.to_str(), directory.config: dump_config(config)}
         hooks.append(KeepFilesHook(kept))
         writers = [TensorBoardWriter(directory.tensorboard)] if config.insight.tensorboard else []
         hooks.append(MetricsHook(directory.metrics, writers, tell))

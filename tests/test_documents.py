@@ -17,8 +17,9 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 def test_examples_run():
-    for name in (str(REPOSITORY / "README.md"),):
-        assert doctest.testfile(name, module_relative=False, optionflags=doctest.ELLIPSIS).failed == 0
+    for name in ("README.md", "docs/data.md"):
+        path = str(REPOSITORY / name)
+        assert doctest.testfile(path, module_relative=False, optionflags=doctest.ELLIPSIS).failed == 0
     for module in (dseekjax, dseekjax.plan):
         assert doctest.testmod(module).failed == 0
 

@@ -48,8 +48,8 @@ class CheckpointHook(Hook):
                 continue
             if data["identity"] != context.data["identity"]:
                 raise UserError(
-                    "data.sources: the text or its tokens changed since this run began; put back what it began with, "
-                    "or choose another run.dir"
+                    "data.sources: what they hold, or how it is cut, changed since this run began; put back what it "
+                    "began with, or choose another run.dir"
                 )
             # Only now, when there is something to go on from, may they leave their place.
             for bad, reason in damaged.items():

@@ -8,20 +8,17 @@ import grain
 import numpy as np
 from jaxtyping import Int
 
-from dseekjax.data.mixture import assign
-from dseekjax.data.permutation import mix, permute
-from dseekjax.data.records import Records
-
-Fields = dict[str, np.ndarray]
+from dseekjax.data.endless import Source
+from dseekjax.data.mixture import Mixture
+from dseekjax.data.records import Fields, Records, merge
 
 
 @dataclass(frozen=True)
 class TrainingBatches:
-    """Endless shuffled batches: every epoch of every source is a new random order of all its records."""
+    """Batches dealt from endless sources by a mixture."""
 
-    sources: Sequence[Records]
-    weights: Sequence[float]
-    seed: int
+    sources: Sequence[Source]
+    mixture: Mixture
     global_batch_size: int
     rows: Int[np.ndarray, "rows"]
     """The rows of the global batch that this process feeds."""
@@ -33,15 +30,10 @@ class TrainingBatches:
 
     def __getitem__(self, index: int) -> Fields:
         _check_index(index, len(self))
-        source, running = assign(index * self.global_batch_size + self.rows, self.weights)
-        parts: list[tuple[np.ndarray, Fields]] = []
-        for i, records in enumerate(self.sources):
-            (chosen,) = np.nonzero(source == i)
-            if chosen.size:
-                epoch, place = np.divmod(running[chosen], len(records))
-                keys = mix(mix(np.full(epoch.shape, self.seed) * len(self.sources) + i) + epoch.astype(np.uint64))
-                parts.append((chosen, records.read(permute(place, len(records), keys))))
-        return _merge(parts, len(self.rows))
+        source, running = self.mixture.assign(index * self.global_batch_size + self.rows)
+        chosen = [np.flatnonzero(source == i) for i in range(len(self.sources))]
+        parts = [(rows, self.sources[i].take(running[rows])) for i, rows in enumerate(chosen) if rows.size]
+        return merge(parts, len(self.rows))
 
 
 @dataclass(frozen=True)
@@ -68,23 +60,13 @@ class EvaluationBatches:
         if beyond.size:
             blank = {name: np.zeros_like(field) for name, field in self.sources[0].read(beyond * 0).items()}
             parts.append((beyond, blank))
-        return _merge(parts, len(self.rows))
+        return merge(parts, len(self.rows))
 
 
 def _check_index(index: int, length: int) -> None:
     # Iterating over what has only `__getitem__` ends with this error, and without it never.
     if not 0 <= index < length:
         raise IndexError(f"batch {index} of {length}")
-
-
-def _merge(parts: list[tuple[np.ndarray, Fields]], num_rows: int) -> Fields:
-    if len(parts) == 1:
-        return parts[0][1]
-    merged = {name: np.empty((num_rows, *field.shape[1:]), field.dtype) for name, field in parts[0][1].items()}
-    for rows, fields in parts:
-        for name, field in fields.items():
-            merged[name][rows] = field
-    return merged
 
 
 def prefetched(batches: Any, start: int, prefetch: int) -> Iterator[Fields]:

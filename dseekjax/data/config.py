@@ -1,17 +1,41 @@
 """What is read, and how it is cut into sequences."""
 
 import re
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from dseekjax.section import Section
 
+END_OF_DOCUMENT = "<|endoftext|>"
+
 
 class SourceConfig(Section):
-    path: str = Field(description="A UTF-8 text file; `builtin:emma` is Jane Austen's novel, which is shipped.")
-    weight: float = Field(1.0, gt=0, description="Share of this source among the sequences, relative to the others.")
+    path: str = Field(
+        description="A folder made by `python -m dseekjax.prepare`, or text, .jsonl or .parquet, .gz and .zst too, or "
+        "a pattern of such files as in 'texts/**/*.txt'; `builtin:emma` is Jane Austen's novel, which is shipped."
+    )
+    weight: float = Field(
+        1.0,
+        ge=0,
+        description="Share of this source among the sequences, relative to the others. A run may go on with other "
+        "weights: each source then goes on where it is.",
+    )
+    max_epochs: int | None = Field(
+        None,
+        gt=0,
+        description="How often it may be read in all; then the other sources share what it would have had. null is "
+        "without end.",
+    )
+    text_field: str = Field("text", description="Of .jsonl and .parquet: the field that holds a document's text.")
     document_separator: str | None = Field(
-        None, description="Regular expression at whose matches the file is cut into documents; null keeps it whole."
+        None,
+        description="Regular expression at whose matches text files are cut into documents; null keeps them whole.",
+    )
+    streaming: bool = Field(
+        False,
+        description="Tokenises files while they are read, again in each run, instead of preparing them first: slower, "
+        "shuffled within 1024 sequences only, by every process, and nothing is held out.",
     )
 
     @field_validator("document_separator")
@@ -23,6 +47,14 @@ class SourceConfig(Section):
             except re.error as error:
                 raise ValueError(f"is not a regular expression: {error}; see Python's re") from error
         return pattern
+
+    @model_validator(mode="after")
+    def _streams_without_end(self) -> Self:
+        if self.streaming and self.max_epochs is not None:
+            raise ValueError(
+                f"max_epochs {self.max_epochs} is not known to a source with streaming; prepare it, or leave it out"
+            )
+        return self
 
 
 class DataConfig(Section):
@@ -38,17 +70,46 @@ class DataConfig(Section):
         0.1, ge=0, lt=1, description="Last part of each source's documents kept from training for evaluation."
     )
     sequence_length: int = Field(1024, gt=0, lt=2**31, description="Tokens per sequence.")
-    tokenizer: str = Field(
-        "bytes",
-        description="bytes, train:N (a byte-pair vocabulary of N learned from the sources), or a tokenizer.json.",
+    packing: Literal["concatenate", "first_fit"] = Field(
+        "concatenate",
+        description="concatenate: documents follow each other and are cut where a sequence ends. first_fit: each goes "
+        "into the first sequence with room for it, and only those longer than a sequence are cut; the rest is padding.",
     )
-    end_of_document: str = Field("<|endoftext|>", description="Token put after each document.")
-    cache_dir: str = Field("~/.cache/dseekjax", description="Where tokenised corpora are kept for the next run.")
+    tokenizer: str | None = Field(
+        None,
+        description="bytes, train:N (a byte-pair vocabulary of N learned from the sources), or a tokenizer.json; null "
+        "is that of the sources which are prepared, or else bytes.",
+    )
+    end_of_document: str | None = Field(
+        None,
+        description="Token put after each document; null is that of the sources which are prepared, or <|endoftext|>.",
+    )
+    cache_dir: str = Field("~/.cache/dseekjax", description="Where tokenised files are kept for the next run.")
     prefetch_batches: int = Field(4, gt=0, description="Batches read ahead of the step.")
 
     @field_validator("tokenizer")
     @classmethod
-    def _trainable(cls, tokenizer: str) -> str:
-        if tokenizer.startswith("train:") and not (tokenizer[6:].isdecimal() and int(tokenizer[6:]) >= 257):
-            raise ValueError("train: needs a vocabulary size of at least 257 (256 bytes and the end of a document)")
-        return tokenizer
+    def _trainable(cls, tokenizer: str | None) -> str | None:
+        return tokenizer if tokenizer is None else check_tokenizer(tokenizer)
+
+    @model_validator(mode="after")
+    def _something_to_read(self) -> Self:
+        if not any(source.weight for source in self.sources):
+            raise ValueError("sources all have the weight 0; give one of them more")
+        for i, source in enumerate(self.sources):
+            largest = max(other.weight for other in self.sources)
+            if 0 < source.weight < largest * 2**-20:
+                raise ValueError(
+                    f"sources.{i}.weight {source.weight} is less than a millionth of {largest}; 0 leaves it out"
+                )
+        for i, source in enumerate(self.evaluation_sources):
+            if source.streaming:
+                raise ValueError(f"evaluation_sources.{i}.streaming is true; what is evaluated on has to be prepared")
+        return self
+
+
+def check_tokenizer(tokenizer: str) -> str:
+    """Raises ValueError if it is no way to name a tokenizer."""
+    if tokenizer.startswith("train:") and not (tokenizer[6:].isdecimal() and int(tokenizer[6:]) >= 257):
+        raise ValueError("train: needs a vocabulary size of at least 257 (256 bytes and the end of a document)")
+    return tokenizer

@@ -1,30 +1,33 @@
 """Tokenised documents in memory-mapped files.
 
-A corpus is a folder: `tokens.bin` (all documents one after the other, each closed by its end token, uint16 or uint32),
-`offsets.npy` (where each document starts, and the end), `manifest.json` (counts and hashes).
+A corpus is a folder: `tokens-00000.bin` and so on hold the ids of all documents one after the other, each document
+closed by its end token; `document_ends.bin` tells where they end, `document_bytes.bin` how many bytes of text they
+were, both as int64; `tokenizer.json`; `inputs.jsonl`, the files that were read; `manifest.json`, counts and hashes.
 """
 
-import hashlib
-import json
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tokenizers
 from jaxtyping import Int
 
+from dseekjax.data.manifest import (
+    DOCUMENT_BYTES,
+    DOCUMENT_ENDS,
+    TOKENIZER,
+    Manifest,
+    hash_file,
+    read_manifest,
+    shard_name,
+)
+from dseekjax.data.tokens import Tokens, map_file
 from dseekjax.errors import UserError
 
-FORMAT = 1
-DOCUMENTS_PER_CALL = 512
-# A process that was killed leaves its half-made corpus behind; one as old as this is nobody's any more.
-ABANDONED_SECONDS = 24 * 3600
+# So much is read through in a second or so; more is left to `verify_corpus`.
+VERIFIED_AT_OPEN = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -32,92 +35,123 @@ class Corpus:
     """An open corpus."""
 
     path: Path
-    tokens: Int[np.ndarray, "tokens"]
-    offsets: Int[np.ndarray, "documents+1"]
-    manifest: dict[str, Any]
-    label: str = "a source"
-    """What it was made from, for messages."""
+    manifest: Manifest
+    tokens: Tokens
+    document_ends: Int[np.ndarray, "documents"]
+    """Where each document ends, its end token included."""
+    document_bytes: Int[np.ndarray, "documents"]
 
-    @property
-    def identity(self) -> str:
-        """A hash of the tokens and where their documents start."""
-        return self.manifest["sha256"]
-
-
-def write_corpus(path: Path, documents: Sequence[str], tokenizer: tokenizers.Tokenizer, end_token: int) -> None:
-    """Tokenises `documents` into a new corpus at `path`, which appears whole or not at all."""
-    partial = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for abandoned in path.parent.glob(f".{path.name}-*"):
-            if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
-                shutil.rmtree(abandoned, ignore_errors=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
-        offsets, digest = [0], hashlib.sha256()
-        with open(partial / "tokens.bin", "wb") as file:
-            for ids in _encode(documents, tokenizer):
-                block = np.asarray([*ids, end_token], dtype).tobytes()
-                file.write(block)
-                digest.update(block)
-                offsets.append(offsets[-1] + len(ids) + 1)
-        starts = np.asarray(offsets, np.int64)
-        digest.update(starts.tobytes())
-        np.save(partial / "offsets.npy", starts)
-        manifest = {
-            "format": FORMAT,
-            "dtype": np.dtype(dtype).name,
-            "num_tokens": offsets[-1],
-            "num_documents": len(documents),
-            "num_bytes": sum(len(document.encode()) for document in documents),
-            "sha256": digest.hexdigest(),
-        }
-        (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        try:
-            os.rename(partial, path)
-        except OSError:
-            # Another process made the same corpus in the meantime; theirs is as good.
-            if not (path / "manifest.json").is_file():
-                raise
-    except OSError as error:
-        raise UserError(
-            f"data.cache_dir: cannot write {path} ({error.strerror}); make room or choose another"
-        ) from error
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+    @cached_property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """The one that made the tokens."""
+        return tokenizers.Tokenizer.from_file(str(self.path / TOKENIZER))
 
 
-def _encode(documents: Sequence[str], tokenizer: tokenizers.Tokenizer) -> Iterator[list[int]]:
-    for start in range(0, len(documents), DOCUMENTS_PER_CALL):
-        some = documents[start : start + DOCUMENTS_PER_CALL]
-        for encoding in tokenizer.encode_batch_fast(list(some), add_special_tokens=False):
-            yield encoding.ids
-
-
-def open_corpus(path: Path, label: str) -> Corpus:
-    """Maps a corpus into memory, after a look at every byte of it.
-
-    Args:
-        path: of its folder.
-        label: what it was made from.
+def open_corpus(path: Path) -> Corpus:
+    """Maps a corpus into memory, after a look at the size of every file, and at its content where that is quick.
 
     Raises:
         UserError: a file is missing, unreadable, or not what was written.
     """
-    fix = f"remove {path} and start again; it will be made anew"
+    manifest = read_manifest(path)
+    if sum(file.size for file in manifest.files.values()) <= VERIFIED_AT_OPEN:
+        verify_corpus(path)
+    else:
+        for name in manifest.files:
+            _check_size(path, manifest, name)
+    num_shards = sum(name.startswith("tokens-") for name in manifest.files)
+    shards = [map_file(path / shard_name(i), manifest.dtype) for i in range(num_shards)]
+    ends, num_bytes = (map_file(path / name, "int64") for name in (DOCUMENT_ENDS, DOCUMENT_BYTES))
+    return Corpus(path, manifest, Tokens(tuple(shards), manifest.tokens_per_shard), ends, num_bytes)
+
+
+def verify_corpus(path: Path, watch: Callable[[int, int], None] = lambda done, total: None) -> Manifest:
+    """Reads every byte of a corpus and compares the hashes with those of the manifest.
+
+    Args:
+        path: of its folder.
+        watch: called with the bytes that are done, and all.
+
+    Raises:
+        UserError: a file is missing, unreadable, or not what was written.
+    """
+    manifest = read_manifest(path)
+    done, total = 0, sum(file.size for file in manifest.files.values())
+    for name, file in manifest.files.items():
+        watch(done, total)
+        _check_size(path, manifest, name)
+        if hash_file(path / name) != file.sha256:
+            raise UserError(
+                f"the corpus {path} is damaged: the checksum of {name} is not that of the manifest; {_fix(path)}"
+            )
+        done += file.size
+    watch(done, total)
+    return manifest
+
+
+def _check_size(path: Path, manifest: Manifest, name: str) -> None:
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        dtype, sha256 = np.dtype(manifest["dtype"]), manifest["sha256"]
-        size, wanted = (path / "tokens.bin").stat().st_size, manifest["num_tokens"] * dtype.itemsize
-        if size != wanted:
-            raise UserError(f"the corpus {path} is damaged: tokens.bin has {size} bytes of {wanted}; {fix}")
-        tokens = np.memmap(path / "tokens.bin", dtype, "r")
-        offsets = np.load(path / "offsets.npy")
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise UserError(f"the corpus {path} is damaged ({type(error).__name__}: {error}); {fix}") from error
-    digest = hashlib.sha256(tokens)
-    digest.update(offsets.tobytes())
-    if digest.hexdigest() != sha256:
-        raise UserError(f"the corpus {path} is damaged: its checksum is not that of the manifest; {fix}")
-    return Corpus(path, tokens, offsets, manifest, label)
+        size, wanted = (path / name).stat().st_size, manifest.files[name].size
+    except OSError as error:
+        raise UserError(
+            f"the corpus {path} is damaged: {name} cannot be read ({error.strerror}); {_fix(path)}"
+        ) from error
+    if size != wanted:
+        raise UserError(f"the corpus {path} is damaged: {name} has {size} bytes of {wanted}; {_fix(path)}")
+
+
+def _fix(path: Path) -> str:
+    return f"remove {path} and prepare it again"
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A stretch of a corpus."""
+
+    corpus: Corpus
+    start: int
+    """Its first token."""
+    stop: int
+    """The token after its last."""
+    num_bytes: int
+    """Of text."""
+    label: str = field(default="a source", compare=False)
+    """What it is of, for messages."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def identity(self) -> str:
+        """A hash of its tokens and where its documents start."""
+        return f"{self.corpus.manifest.identity}:{self.start}-{self.stop}"
+
+
+def hold_out(corpus: Corpus, fraction: float, label: str = "a source") -> tuple[Portion, Portion | None]:
+    """Splits off the last `fraction` of the documents; a single one is cut, at the end of a line if one is near."""
+    total = corpus.manifest.num_tokens
+    if fraction == 0.0:
+        return Portion(corpus, 0, total, corpus.manifest.num_bytes, label), None
+    held_out = f"the held-out part of {label}"
+    count = kept_documents(corpus.manifest.num_documents, fraction)
+    if count:
+        cut, num_bytes = int(corpus.document_ends[count - 1]), int(corpus.document_bytes[:count].sum())
+    else:
+        cut = _line_start(corpus, max(1, int(total * (1 - fraction))))
+        num_bytes = len(corpus.tokenizer.decode(corpus.tokens.read(0, cut).tolist()).encode())
+    rest = Portion(corpus, cut, total, corpus.manifest.num_bytes - num_bytes, held_out) if cut < total else None
+    return Portion(corpus, 0, cut, num_bytes, label), rest
+
+
+def kept_documents(num_documents: int, fraction: float) -> int:
+    """How many documents are left to train on; 0 if the only one has to be cut."""
+    return 0 if num_documents == 1 else max(1, min(num_documents - 1, round(num_documents * (1 - fraction))))
+
+
+def _line_start(corpus: Corpus, near: int) -> int:
+    window = corpus.tokens.read(near, min(4096, corpus.manifest.num_tokens - 1 - near)).tolist()
+    for place, token in enumerate(window):
+        if corpus.tokenizer.decode([token]).endswith("\n"):
+            return near + place + 1
+    return near

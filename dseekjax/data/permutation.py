@@ -1,38 +1,41 @@
 """A random order of any number of indices, computed index by index."""
 
+import math
+
 import numpy as np
 from jaxtyping import Int
 
 ROUNDS = 6
 
 
-def permute(
-    indices: Int[np.ndarray, "*shape"], size: int, keys: Int[np.ndarray, "*shape"]
-) -> Int[np.ndarray, "*shape"]:
-    """Maps each index of `range(size)` through the permutation that its key names.
+def permute(indices: Int[np.ndarray, "*shape"], size: int, key: int) -> Int[np.ndarray, "*shape"]:
+    """Maps indices of `range(size)` through the permutation that a key names, of which no list is ever held.
 
-    A Feistel network over the next even power of two, walked along its cycles until the result is in range (Black
-    and Rogaway 2002, "Ciphers with arbitrary finite domains"), so that no list of indices is ever held.
+    A Feistel network over pairs of a number below a and one below b, ab being little more than `size`, walked along
+    its cycles until the result is in range (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
 
     Args:
         indices: in `[0, size)`.
         size: how many indices are permuted.
-        keys: uint64; equal keys share a permutation.
+        key: uint64.
     """
-    half = max((size - 1).bit_length() + 1, 2) // 2
-    value, keys = np.asarray(indices, np.uint64), np.asarray(keys, np.uint64)
-    value = _encipher(value, keys, half)
+    low = math.isqrt(size - 1) + 1
+    high = -(-size // low)
+    with np.errstate(over="ignore"):
+        round_keys = mix(np.uint64(key) + np.arange(ROUNDS, dtype=np.uint64))
+    value = _encipher(np.asarray(indices, np.uint64), low, high, round_keys)
     while (outside := value >= size).any():
-        value[outside] = _encipher(value[outside], keys[outside], half)
+        value[outside] = _encipher(value[outside], low, high, round_keys)
     return value.astype(np.int64)
 
 
-def _encipher(value: np.ndarray, keys: np.ndarray, half: int) -> np.ndarray:
-    mask = np.uint64((1 << half) - 1)
-    left, right = value >> np.uint64(half), value & mask
-    for i in range(ROUNDS):
-        left, right = right, left ^ (mix(right ^ mix(keys + np.uint64(i))) & mask)
-    return (left << np.uint64(half)) | right
+def _encipher(value: np.ndarray, low: int, high: int, round_keys: np.ndarray) -> np.ndarray:
+    right, left = np.divmod(value, np.uint64(low))
+    for i, round_key in enumerate(round_keys):
+        # One bit less, so that the sum stays within 64.
+        added = left + (mix(right ^ round_key) >> np.uint64(1))
+        left, right = right, added % np.uint64(high if i % 2 else low)
+    return right * np.uint64(low) + left
 
 
 def mix(value: np.ndarray) -> np.ndarray:

@@ -10,6 +10,20 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from dseekjax.errors import UserError
 
 
+def learned_size(spec: str) -> int | None:
+    """N of `train:N`; None if a tokenizer is named that is there already."""
+    return int(spec.removeprefix("train:")) if spec.startswith("train:") else None
+
+
+def ready_tokenizer(spec: str, end_of_document: str) -> tokenizers.Tokenizer:
+    """The tokenizer of bytes, or that in the tokenizer.json of this path.
+
+    Raises:
+        UserError: there is no such file, or it is no tokenizer.
+    """
+    return bytes_tokenizer(end_of_document) if spec == "bytes" else load_tokenizer(Path(spec).expanduser())
+
+
 def bytes_tokenizer(end_of_document: str) -> tokenizers.Tokenizer:
     """One token per UTF-8 byte, and the end of a document."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -44,11 +58,15 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
         UserError: the file is missing or is no tokenizer.
     """
     if not path.is_file():
-        raise UserError(f"data.tokenizer: there is no file {path}; give bytes, train:N or the path of a tokenizer.json")
+        raise UserError(f"there is no file {path}; give bytes, train:N or the path of a tokenizer.json")
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
-        raise UserError(f"data.tokenizer: {path} is not a tokenizer.json ({error})") from error
+        raise UserError(f"{path} is not a tokenizer.json ({error})") from error
+    # Some are shipped so that they cut texts off at the length that their model took.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def end_of_document_id(tokenizer: tokenizers.Tokenizer, end_of_document: str) -> int:
@@ -61,7 +79,7 @@ def end_of_document_id(tokenizer: tokenizers.Tokenizer, end_of_document: str) ->
     if token is None:
         special = sorted(added.content for added in tokenizer.get_added_tokens_decoder().values() if added.special)
         raise UserError(
-            f"data.end_of_document: the tokenizer has no token {end_of_document!r}; its special tokens are {special}"
+            f"the tokenizer has no token {end_of_document!r} to end documents with; its special tokens are {special}"
         )
     return token
 
@@ -69,3 +87,8 @@ def end_of_document_id(tokenizer: tokenizers.Tokenizer, end_of_document: str) ->
 def fingerprint(tokenizer: tokenizers.Tokenizer) -> str:
     """A hash of all that a tokenizer does."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def vocabulary_size(tokenizer: tokenizers.Tokenizer) -> int:
+    """Rows that an embedding needs: not the number of tokens, for ids may leave gaps."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1

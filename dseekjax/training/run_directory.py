@@ -1,6 +1,7 @@
 """The folder of a run: what is in it, and whether a config may go on in it."""
 
 import fcntl
+import re
 import time
 from pathlib import Path
 from typing import IO
@@ -26,6 +27,9 @@ CHANGEABLE = (
     "insight.",
 )
 """Keys that a run may be resumed with other values of; what stands with a dot is a whole section."""
+
+CHANGEABLE_OF_SOURCES = re.compile(r"data\.(evaluation_)?sources\.\d+\.(weight|path)")
+"""The same, of each source. What its path leads to has to be the same as before, which is looked into elsewhere."""
 
 
 class RunDirectory:
@@ -98,7 +102,9 @@ class RunDirectory:
         changes = [
             f"  {key}: {before.get(key)!r} then, {now.get(key)!r} now"
             for key in sorted({*before, *now})
-            if before.get(key) != now.get(key) and not key.startswith(CHANGEABLE)
+            if before.get(key) != now.get(key)
+            and not key.startswith(CHANGEABLE)
+            and not CHANGEABLE_OF_SOURCES.fullmatch(key)
         ]
         if changes:
             raise UserError(

@@ -2,8 +2,8 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 
@@ -17,8 +17,17 @@ from dseekjax.training.interruption import Interruption
 from dseekjax.training.program import Program
 from dseekjax.training.records import PendingRecords
 
-Feed = Callable[[int], Iterator[dict[str, Any]]]
-"""From the number of a batch to this process's rows of it and of all that follow."""
+
+class Feed(Protocol):
+    """Where batches come from."""
+
+    def state(self, batch: int) -> dict[str, Any]:
+        """What a checkpoint keeps so that batch number `batch` can be the next."""
+        ...
+
+    def start(self, state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """This process's rows of the batch that comes next in that state, and of all that follow."""
+        ...
 
 
 class Trainer:
@@ -31,7 +40,6 @@ class Trainer:
         *,
         evaluation: Evaluation | None = None,
         hooks: Sequence[Hook] = (),
-        data_identity: Any = None,
     ) -> None:
         """
         Args:
@@ -39,13 +47,11 @@ class Trainer:
             feed: where batches come from.
             evaluation: called every `evaluation.every_steps` and after the last step.
             hooks: called in this order.
-            data_identity: anything that tells this data from other data; kept in checkpoints.
         """
         self.program = program
         self._feed = feed
         self._evaluation = evaluation
         self._hooks = hooks
-        self._data_identity = data_identity
         config = program.config
         peak = config.run.peak_flops_per_device or peak_flops(jax.devices()[0].device_kind)
         self.stopped_by: signal.Signals | None = None
@@ -83,7 +89,7 @@ class Trainer:
     def _run(self, context: Context) -> Context:
         config, program = self.program.config, self.program
         rows = rows_of_process(program.batch_shape)
-        batches = self._feed(context.data["batch"])
+        batches = self._feed.start(context.data)
         state = context.state or program.init()
         with Interruption() as interruption:
             while context.step < context.total_steps and not context.last:
@@ -106,8 +112,7 @@ class Trainer:
         return context
 
     def _context(self, step: int, state: Any, last: bool = False) -> Context:
-        data = {"batch": step, "identity": self._data_identity}
-        return Context(step, self.program.config.train.steps, data, state, last, self._flush)
+        return Context(step, self.program.config.train.steps, self._feed.state(step), state, last, self._flush)
 
     def _emit(self, record: Record) -> None:
         for hook in self._hooks:

@@ -18,9 +18,9 @@ import plain_step
 from plain_layout import plain_parameters
 
 from dseekjax.config import load_config, recipe_path
-from dseekjax.data.batches import EvaluationBatches, TrainingBatches
-from dseekjax.data.preparation import prepare
-from dseekjax.data.records import Records
+from dseekjax.data.batches import EvaluationBatches
+from dseekjax.data.feed import TrainingFeed
+from dseekjax.data.sources import open_data, records_of, training_sources
 from dseekjax.errors import UserError
 from dseekjax.training.evaluation import build_evaluation
 from dseekjax.training.feed import to_devices
@@ -40,18 +40,20 @@ def main():
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     program = build_program(config, jax.devices()[:1])
-    prepared = prepare(config.data, vocabulary_size=config.model.vocabulary_size)
-    length, size = config.data.sequence_length, config.train.global_batch_size
+    data = open_data(config.data, model_vocabulary_size=config.model.vocabulary_size)
+    size = config.train.global_batch_size
     rows = np.arange(size)
-    train = TrainingBatches(
-        [Records(corpus, length) for corpus in prepared.training],
+    feed = TrainingFeed(
+        training_sources(data, config.data, config.run.seed),
         [source.weight for source in config.data.sources],
-        config.run.seed,
-        size,
-        rows,
-        config.train.steps,
+        [source.max_epochs for source in config.data.sources],
+        global_batch_size=size,
+        rows=rows,
+        num_batches=config.train.steps,
+        prefetch=config.data.prefetch_batches,
     )
-    held_out = EvaluationBatches([Records(corpus, length) for corpus in prepared.evaluation], size, rows)
+    train = feed.start(feed.state(0))
+    held_out = EvaluationBatches([records_of(portion, config.data) for portion in data.evaluation], size, rows)
 
     state = program.init()
     params = jax.tree.map(jnp.copy, plain_parameters(state.params))
@@ -59,8 +61,9 @@ def main():
     schedule = (config.optimizer.learning_rate, config.optimizer.schedule.warmup_steps, config.train.steps)
     worst = 0.0
     for step in range(options.steps):
-        state, metrics = program.train_step(state, to_devices(train[step], rows, program.batch_shape))
-        params, moments, plain_loss = plain_step.train_step(params, moments, step, train[step], *schedule)
+        fields = next(train)
+        state, metrics = program.train_step(state, to_devices(fields, rows, program.batch_shape))
+        params, moments, plain_loss = plain_step.train_step(params, moments, step, fields, *schedule)
         ours, plain = float(metrics["loss"]), float(plain_loss)
         if step < 50:
             worst = max(worst, abs(ours - plain))

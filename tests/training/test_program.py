@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec
 from plain_layout import plain_parameters
 
-from dseekjax.data.corpus import Corpus
-from dseekjax.data.records import Records
+from dseekjax.data.records import Concatenated
+from dseekjax.data.tokens import Tokens
 from dseekjax.errors import UserError
 from dseekjax.parallel.sharding import PARAMETER_AXES, bytes_per_device
 from dseekjax.training.feed import rows_of_process, to_devices
@@ -97,7 +96,8 @@ def test_on_a_mesh_a_document_is_not_changed_by_its_neighbours(family):
     state = program.init()
 
     def loss_of_odd_documents(tokens):
-        fields = Records(Corpus(Path("nowhere"), tokens, offsets, {}), 24).read(np.arange(16))
+        records = Concatenated(Tokens((tokens,), len(tokens)), offsets[1:], 0, len(tokens), 24, "")
+        fields = records.read(np.arange(16))
         document = np.searchsorted(offsets, np.arange(16)[:, None] * 24 + np.arange(24), side="right") - 1
         fields["loss_weights"] = fields["loss_weights"] * (document % 2)
         sums = program.eval_step(state, to_devices(fields, rows, program.batch_shape))

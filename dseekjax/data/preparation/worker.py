@@ -1,0 +1,96 @@
+"""One unit of work: its documents read, tokenised and written down."""
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from pydantic import BaseModel
+
+from dseekjax.data.encoding import batched, encode
+from dseekjax.data.preparation.units import Unit
+from dseekjax.data.reading.documents import Passed, read_documents
+from dseekjax.data.reading.inputs import Format
+from dseekjax.files import write_whole
+
+
+class UnitReport(BaseModel):
+    """What came of a unit. Where the file of this report is, the files beside it are whole."""
+
+    num_tokens: int
+    num_documents: int
+    open_bytes: int
+    """Of the document that the last token belongs to and that goes on in the next unit."""
+    spans: list[Passed]
+
+
+@dataclass(frozen=True)
+class UnitFiles:
+    """Where a unit is written."""
+
+    report: Path
+    tokens: Path
+    """All ids, each document closed by the end token."""
+    documents: Path
+    """Tokens and bytes of each document that ends here, as int64 pairs; of the first, what lies in this unit."""
+
+    @classmethod
+    def of(cls, folder: Path, number: int) -> "UnitFiles":
+        return cls(*(folder / f"unit-{number:08}.{kind}" for kind in ("json", "tokens", "documents")))
+
+    def load(self, dtype: str) -> UnitReport | None:
+        """The report of an earlier run, if all that it tells of is there."""
+        try:
+            report = UnitReport.model_validate_json(self.report.read_bytes())
+            sizes = (self.tokens.stat().st_size, self.documents.stat().st_size)
+        except (OSError, ValueError):
+            return None
+        return report if sizes == (report.num_tokens * np.dtype(dtype).itemsize, report.num_documents * 16) else None
+
+    def remove(self) -> None:
+        for path in (self.report, self.tokens, self.documents):
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What a worker needs to turn units into tokens."""
+
+    tokenizer: tokenizers.Tokenizer
+    end_token: int
+    dtype: str
+    format: Format
+
+    def encode(self, unit: Unit, files: UnitFiles) -> UnitReport:
+        """Writes a unit's tokens.
+
+        Raises:
+            UserError: an input is damaged, or no text.
+            OSError: the unit cannot be written.
+        """
+        spans = [Passed.of(span) for span in unit]
+        read = (read_documents(span, self.format, passed) for span, passed in zip(unit, spans, strict=True))
+        num_tokens, documents, open_tokens, open_bytes = 0, 0, 0, 0
+        with open(files.tokens, "wb") as tokens, open(files.documents, "wb") as ends:
+            for some in batched(chain.from_iterable(read)):
+                ids, lengths = encode(self.tokenizer, self.end_token, some)
+                tokens.write(np.asarray(ids, self.dtype).tobytes())
+                num_tokens += len(ids)
+                closed = []
+                for part, length in zip(some, lengths, strict=True):
+                    open_tokens += length
+                    open_bytes += len(part.text.encode())
+                    if part.ends:
+                        closed.append((open_tokens, open_bytes))
+                        open_tokens = open_bytes = 0
+                ends.write(np.asarray(closed, np.int64).tobytes())
+                documents += len(closed)
+        report = UnitReport(
+            num_tokens=num_tokens,
+            num_documents=documents,
+            open_bytes=open_bytes,
+            spans=spans,
+        )
+        write_whole(files.report, report.model_dump_json())
+        return report

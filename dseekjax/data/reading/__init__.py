@@ -1,0 +1,1 @@
+"""From files in several formats to documents, in constant memory."""

@@ -1,0 +1,96 @@
+"""Which files are meant, and what is in them."""
+
+import glob
+import hashlib
+import importlib.resources
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dseekjax.errors import UserError
+
+BUILTIN = "builtin:"
+TABLES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """How documents lie in files."""
+
+    text_field: str = "text"
+    """Of JSON lines and Parquet: where a document's text is."""
+    document_separator: str | None = None
+    """Of text files: regular expression between two documents; null makes a file one document."""
+    strict: bool = False
+    """Whether a line that is no document is an error, rather than skipped and counted."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file of documents."""
+
+    path: str
+    kind: Literal["text", "jsonl", "parquet"]
+    compression: str | None
+    size: int
+    """Bytes, as they lie on disk."""
+    modified: int
+    """Nanoseconds since 1970."""
+
+
+def find_inputs(patterns: Iterable[str]) -> tuple[Input, ...]:
+    """The files that patterns name, each once: patterns in their order, the files of each sorted by path.
+
+    Raises:
+        UserError: a pattern names no file, or one that is not there.
+    """
+    found: dict[str, Input] = {}
+    for pattern in patterns:
+        for path in _paths(pattern):
+            found.setdefault(str(path.absolute()), _input(path))
+    return tuple(found.values())
+
+
+def names_and_sizes(inputs: Sequence[Input]) -> str:
+    """A hash that changes when a file is renamed, added or of another size, but not when all are moved elsewhere."""
+    return hashlib.sha256(json.dumps([(Path(file.path).name, file.size) for file in inputs]).encode()).hexdigest()
+
+
+def _paths(pattern: str) -> list[Path]:
+    if pattern.startswith(BUILTIN):
+        file = Path(str(importlib.resources.files("dseekjax.data"))) / "texts" / f"{pattern.removeprefix(BUILTIN)}.txt"
+        if not file.is_file():
+            raise UserError(f"there is no {pattern}; the only built-in text is builtin:emma")
+        return [file]
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        raise UserError(f"{pattern} is a folder; name its files, as in '{pattern.rstrip('/')}/**/*.txt'")
+    if path.exists() or not glob.has_magic(pattern):
+        return [path]
+    matches = (Path(match) for match in glob.glob(str(path), recursive=True))
+    paths = sorted(match for match in matches if match.is_file())
+    if not paths:
+        raise UserError(f"no file is named by {pattern}; patterns are relative to the working folder")
+    return paths
+
+
+def _input(path: Path) -> Input:
+    suffixes = path.suffixes
+    compression = COMPRESSIONS.get(suffixes[-1].lower()) if suffixes else None
+    inner = suffixes[:-1] if compression else suffixes
+    kind = TABLES.get(inner[-1].lower(), "text") if inner else "text"
+    try:
+        if not os.access(path, os.R_OK) and path.exists():
+            raise PermissionError(13, "Permission denied")
+        status = path.stat()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}); give the path of a file, relative to the working folder"
+        ) from error
+    if kind == "parquet" and compression:
+        raise UserError(f"{path} is compressed as a whole; Parquet compresses by column, so give it unpacked")
+    return Input(str(path.absolute()), kind, compression, status.st_size, status.st_mtime_ns)  # type: ignore[arg-type]

@@ -1,0 +1,49 @@
+"""JSON lines as rows."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pydantic_core
+
+from dseekjax.data.reading.inputs import Input
+from dseekjax.data.reading.open_bytes import open_bytes
+from dseekjax.data.reading.parts import Row
+
+
+def read_json_lines(file: Input, start: int, stop: int, text_field: str) -> Iterator[Row]:
+    """A row for each line that begins in `[start, stop)`; `start` begins a line. Blank lines have no text.
+
+    Raises:
+        UserError: the file is compressed and damaged.
+    """
+    with open_bytes(file) as stream:
+        if start:
+            stream.seek(start)
+        left = stop - start
+        for line in stream:
+            if left <= 0 and file.compression is None:
+                break
+            left -= len(line)
+            yield _row(line, text_field)
+
+
+def _row(line: bytes, text_field: str) -> Row:
+    if line.isspace():
+        return Row("")
+    try:
+        values = pydantic_core.from_json(line)
+    except ValueError as error:
+        reason = str(error).replace(" at line 1 column", " at column")
+        return Row(None, f"is no JSON ({reason})")
+    if not isinstance(values, dict):
+        return Row(None, f"is no JSON object but a {type(values).__name__}")
+    return _text(values, text_field)
+
+
+def _text(values: dict[str, Any], text_field: str) -> Row:
+    text = values.get(text_field)
+    if isinstance(text, str):
+        return Row(text)
+    if text_field in values:
+        return Row(None, f"has a {type(text).__name__} for {text_field!r}, where a string is needed")
+    return Row(None, f"has no field {text_field!r}, only {', '.join(sorted(map(repr, values))) or 'none'}")

@@ -1,0 +1,55 @@
+"""Parquet as rows. Needs the extra `parquet`, which is loaded when a file asks for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dseekjax.data.reading.inputs import Input
+from dseekjax.data.reading.parts import Row
+from dseekjax.errors import UserError
+
+ROWS_PER_READ = 256
+
+
+def read_parquet(file: Input, start: int, stop: int, text_field: str) -> Iterator[Row]:
+    """The rows of row groups `start` to `stop`.
+
+    Raises:
+        UserError: the file is damaged or has no such column of strings, or pyarrow is not installed.
+    """
+    with _open(file) as table:
+        names = table.schema_arrow.names
+        if text_field not in names:
+            known = ", ".join(map(repr, names))
+            raise UserError(f"{file.path} has no column {text_field!r}, only {known}; give the one of the text")
+        kind = str(table.schema_arrow.field(text_field).type)
+        if "string" not in kind:
+            raise UserError(f"{file.path}: column {text_field!r} is of type {kind}; give one of strings")
+        groups = list(range(start, stop))
+        for batch in table.iter_batches(ROWS_PER_READ, row_groups=groups, columns=[text_field]):
+            for text in batch.column(0):
+                yield Row(text.as_py(), "has null for its text")
+
+
+def row_groups(file: Input) -> list[tuple[int, int]]:
+    """Rows and uncompressed bytes of each row group; raises UserError as `read_parquet` does."""
+    with _open(file) as table:
+        groups = (table.metadata.row_group(i) for i in range(table.metadata.num_row_groups))
+        return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+@contextmanager
+def _open(file: Input) -> Iterator[Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(
+            f"{file.path} is Parquet, for which pyarrow is missing; install it with `pip install 'dseekjax[parquet]'`"
+        ) from error
+    try:
+        with pyarrow.parquet.ParquetFile(file.path, memory_map=True, pre_buffer=False) as table:
+            yield table
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"{file.path} is no sound Parquet file ({reason}); get it anew") from error

@@ -1,0 +1,41 @@
+"""A document or a part of one: what readers make and tokenizers take."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+PART_CHARACTERS = 1 << 20
+# Tokenizers that split text into words first, as all byte-level ones do, split there too: cut so, the parts of a text
+# have the tokens of the whole.
+BETWEEN_LINES = re.compile(r"(?<=\S)\n(?=\S)")
+SEARCHED = 1 << 14
+
+
+class Part(NamedTuple):
+    text: str
+    ends: bool
+    """Whether the document ends with it."""
+
+
+class Row(NamedTuple):
+    """A document of a file that holds one to a line."""
+
+    text: str | None
+    reason: str = ""
+    """Why there is no text."""
+
+
+def cut(text: str, ends: bool) -> Iterator[Part]:
+    """A text in parts of about PART_CHARACTERS."""
+    start = 0
+    while len(text) - start > 2 * PART_CHARACTERS:
+        stop = place_to_cut(text, start + PART_CHARACTERS)
+        yield Part(text[start:stop], False)
+        start = stop
+    yield Part(text[start:], ends)
+
+
+def place_to_cut(text: str, near: int) -> int:
+    """An index at or after `near` where a line begins, or `near` where no line ends for long."""
+    match = BETWEEN_LINES.search(text, near, near + SEARCHED)
+    return match.end() if match else near

@@ -1,0 +1,231 @@
+"""From the data config to what batches are made of, tokenising what was not tokenised before."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+from dseekjax.data.config import END_OF_DOCUMENT, DataConfig, SourceConfig
+from dseekjax.data.corpus import Corpus, Portion, hold_out, open_corpus
+from dseekjax.data.endless import Shuffled, Source, order_key
+from dseekjax.data.packing import open_index
+from dseekjax.data.preparation.learning import sample
+from dseekjax.data.preparation.pipeline import Recipe, Watch, prepare_corpus
+from dseekjax.data.reading.inputs import Format, Input, find_inputs
+from dseekjax.data.records import Concatenated, Packed, Records
+from dseekjax.data.streaming import Stream, Streamed
+from dseekjax.data.tokenizers import (
+    end_of_document_id,
+    fingerprint,
+    learned_size,
+    load_tokenizer,
+    ready_tokenizer,
+    train_tokenizer,
+    vocabulary_size,
+)
+from dseekjax.errors import UserError, about
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Data:
+    """All that batches are made of."""
+
+    tokenizer: tokenizers.Tokenizer
+    training: tuple[Portion | Stream, ...]
+    """One per source, in the config's order."""
+    evaluation: tuple[Portion, ...]
+    """One per source that has held-out documents, or per evaluation source."""
+
+
+@dataclass(frozen=True)
+class _Files:
+    """A source that is not prepared."""
+
+    inputs: tuple[Input, ...]
+    format: Format
+
+
+def open_data(
+    config: DataConfig,
+    *,
+    model_vocabulary_size: int,
+    kept_tokenizer: Path | None = None,
+    workers: int = 1,
+    tell: Tell = lambda sentence: None,
+    watch: Watch = lambda progress: None,
+) -> Data:
+    """Opens every source, after tokenising those that are files into the cache.
+
+    Args:
+        config: the sources and the tokenizer.
+        model_vocabulary_size: rows of the model's embedding.
+        kept_tokenizer: the tokenizer.json of an earlier start of the same run; used where the file exists, so that a
+            resumed run keeps the very tokenizer that it began with.
+        workers: processes that tokenise; see `prepare_corpus`.
+        tell: called with sentences for the user before something that may take long.
+        watch: called while files are tokenised.
+
+    Raises:
+        UserError: a source cannot be read, or the tokenizer does not fit the model or the sources.
+    """
+    found = {f"data.sources.{i}": _find(source, f"data.sources.{i}") for i, source in enumerate(config.sources)}
+    evaluation = {
+        f"data.evaluation_sources.{i}": _find(source, f"data.evaluation_sources.{i}")
+        for i, source in enumerate(config.evaluation_sources)
+    }
+    prepared = {label: source for label, source in (found | evaluation).items() if isinstance(source, Corpus)}
+    end_of_document = _end_of_document(config, prepared)
+    tokenizer = _tokenizer(config, found, prepared, end_of_document, kept_tokenizer)
+    needed = vocabulary_size(tokenizer)
+    if needed > model_vocabulary_size:
+        raise UserError(
+            f"model.vocabulary_size {model_vocabulary_size} is smaller than the tokenizer's {needed} tokens; set it to "
+            f"at least {needed}"
+        )
+    with about("data.end_of_document"):
+        end_token = end_of_document_id(tokenizer, end_of_document)
+
+    def corpus(label: str, source: Corpus | _Files) -> Corpus:
+        if isinstance(source, Corpus):
+            return source
+        key = fingerprint(tokenizer)
+        recipe = Recipe(source.inputs, source.format, end_of_document, key, lambda: tokenizer)
+        with about(label):
+            return open_corpus(_cached(config, recipe, workers, tell, watch))
+
+    training: list[Portion | Stream] = []
+    held_out: list[Portion] = []
+    for source, (label, opened) in zip(config.sources, found.items(), strict=True):
+        if source.streaming and isinstance(opened, _Files):
+            training.append(Stream(opened.inputs, opened.format, tokenizer, end_token, tell))
+            continue
+        fraction = 0.0 if evaluation else config.held_out_fraction
+        kept, rest = hold_out(corpus(label, opened), fraction, label)
+        training.append(kept)
+        held_out += [rest] if rest else []
+    if evaluation:
+        held_out = [hold_out(corpus(label, opened), 0.0, label)[0] for label, opened in evaluation.items()]
+    return Data(tokenizer, tuple(training), tuple(held_out))
+
+
+def training_sources(data: Data, config: DataConfig, seed: int, tell: Tell = lambda sentence: None) -> list[Source]:
+    """What training takes its records from.
+
+    Args:
+        data: opened.
+        config: how it is cut into records.
+        seed: of the order.
+        tell: called with a sentence before something that may take long.
+
+    Raises:
+        UserError: a source has no record, or its packing cannot be kept.
+    """
+    sources: list[Source] = []
+    for i, source in enumerate(data.training):
+        key = order_key(seed, i)
+        if isinstance(source, Stream):
+            if config.packing != "concatenate":
+                raise UserError(
+                    f"data.packing {config.packing} needs to know all documents, and data.sources.{i} is streaming; "
+                    "prepare it, or set data.packing to concatenate"
+                )
+            sources.append(Streamed(source, config.sequence_length, key))
+        else:
+            sources.append(Shuffled(records_of(source, config, tell), key))
+    return sources
+
+
+def records_of(portion: Portion, config: DataConfig, tell: Tell = lambda sentence: None) -> Records:
+    """A portion cut into records as the config says; raises UserError if there is none."""
+    if config.packing == "concatenate":
+        return Concatenated.of(portion, config.sequence_length)
+    return Packed.of(portion, open_index(portion, config.sequence_length, tell), config.sequence_length)
+
+
+def _find(source: SourceConfig, label: str) -> Corpus | _Files:
+    path = Path(source.path).expanduser()
+    if not path.is_dir():
+        with about(f"{label}.path"):
+            inputs = find_inputs([source.path])
+        return _Files(inputs, Format(source.text_field, source.document_separator))
+    for field in ("document_separator", "streaming"):
+        if getattr(source, field):
+            raise UserError(f"{label}.{field} is for files, and {source.path} is a folder; leave it out")
+    with about(f"{label}.path"):
+        return open_corpus(path)
+
+
+def _cached(config: DataConfig, recipe: Recipe, workers: int, tell: Tell, watch: Watch) -> Path:
+    folder = Path(config.cache_dir).expanduser().absolute() / "corpora"
+    path = folder / recipe.fingerprint[:32]
+    if not path.is_dir():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"data.cache_dir: cannot write {folder} ({error.strerror}); make room or choose another"
+            ) from error
+        size = sum(file.size for file in recipe.inputs)
+        tell(f"Tokenising {size / 1e6:,.1f} MB in {len(recipe.inputs):,} files into {path}.")
+    manifest = prepare_corpus(recipe, path, workers=workers, watch=watch, wait=True)
+    left_out = manifest.left_out
+    if left_out.num_malformed:
+        tell(f"Left out {left_out.num_malformed:,} lines that are no document, the first: {left_out.examples[0]}.")
+    return path
+
+
+def _end_of_document(config: DataConfig, prepared: dict[str, Corpus]) -> str:
+    wanted = config.end_of_document
+    for label, corpus in prepared.items():
+        wanted = wanted or corpus.manifest.end_of_document
+        if corpus.manifest.end_of_document != wanted:
+            raise UserError(
+                f"{label} ends documents with {corpus.manifest.end_of_document!r}, and data.end_of_document or another "
+                f"source with {wanted!r}; prepare all with the same"
+            )
+    return wanted or END_OF_DOCUMENT
+
+
+def _tokenizer(
+    config: DataConfig,
+    training: dict[str, Corpus | _Files],
+    prepared: dict[str, Corpus],
+    end_of_document: str,
+    kept: Path | None,
+) -> tokenizers.Tokenizer:
+    if kept is not None and kept.is_file():
+        try:
+            tokenizer = load_tokenizer(kept)
+        except UserError as error:
+            raise UserError(f"run.dir: {kept} is damaged; remove it, and it will be made anew") from error
+        named = "the tokenizer that this run began with"
+    elif config.tokenizer is None and prepared:
+        named, first = next(iter(prepared.items()))
+        tokenizer = first.tokenizer
+    else:
+        spec = config.tokenizer or "bytes"
+        named, size = f"data.tokenizer {spec}", learned_size(spec)
+        if size is None:
+            with about("data.tokenizer"):
+                tokenizer = ready_tokenizer(spec, end_of_document)
+        elif prepared:
+            raise UserError(
+                f"data.tokenizer {spec}: {next(iter(prepared))} has its tokenizer already; set data.tokenizer to null"
+            )
+        else:
+            held_out = 0.0 if config.evaluation_sources else config.held_out_fraction
+            tokenizer = train_tokenizer(_documents(training, held_out), size, end_of_document)
+    for label, corpus in prepared.items():
+        if corpus.manifest.tokenizer != fingerprint(tokenizer):
+            raise UserError(f"{label} was prepared with another tokenizer than {named}; prepare it with the same")
+    return tokenizer
+
+
+def _documents(training: dict[str, Corpus | _Files], held_out_fraction: float) -> Iterator[str]:
+    for label, source in training.items():
+        if isinstance(source, _Files):
+            with about(label):
+                yield from sample(source.inputs, source.format, held_out_fraction)

@@ -1,0 +1,250 @@
+"""Prepares text for training: `python -m dseekjax.prepare --input 'texts/**/*.txt' --output corpora/texts`."""
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from dseekjax.data.config import END_OF_DOCUMENT, DataConfig, check_tokenizer
+from dseekjax.errors import UserError, about
+
+if TYPE_CHECKING:
+    import tokenizers
+    from rich.console import Console
+
+    from dseekjax.data.manifest import Manifest
+    from dseekjax.data.preparation.pipeline import Recipe
+
+DESCRIPTION = """\
+Tokenises files into a corpus: a folder that training reads with data.sources=[{path: DIR}]. Stopped, by whatever, the
+same command goes on from there.
+
+  inspect DIR    shows what is in a corpus
+  verify DIR     reads every byte of it and compares checksums"""
+
+EPILOG = """\
+Text files (.txt, .md or any other name) are one document each, unless there is a --document-separator; .jsonl and
+.parquet hold one to a line. Text and .jsonl may be compressed as .gz or .zst. What is made depends on the files and
+these options alone, not on the number of workers."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    before = signal.signal(signal.SIGINT, _interrupted)
+    commands = {"inspect": _inspect, "verify": _verify}
+    try:
+        if arguments and arguments[0] in commands:
+            commands[arguments[0]](arguments[1:])
+        else:
+            _prepare(arguments)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # Whoever was to read it has gone, and Python must not write to them again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return 0
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Ends at once: workers end with this process, and what is done is on disk."""
+    os.write(2, b"interrupted; the same command goes on from here\n")
+    os._exit(128 + signal.SIGINT)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=_command(),
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--input", metavar="GLOB", nargs="+", action="extend", default=[], help="files, as in 'texts/**/*.jsonl.zst'")
+    add("--output", metavar="DIR", required=True, help="folder to make; it appears when all is done")
+    add("--tokenizer", metavar="T", default="bytes", help="bytes, train:VOCAB to learn one from the files, or the path "
+        "of a tokenizer.json; default bytes")  # fmt: skip
+    add("--end-of-document", metavar="TOKEN", default=END_OF_DOCUMENT, help="put after each document; default "
+        "%(default)s")  # fmt: skip
+    add("--text-field", metavar="NAME", default="text", help="of .jsonl and .parquet; default %(default)s")
+    add("--document-separator", metavar="REGEX", help="at whose matches text files are cut into documents")
+    add("--strict", action="store_true", help="stop at a line that is no document, instead of leaving it out")
+    add("--workers", metavar="N", help="processes that tokenise; default one per core")
+    add("--sequence-length", metavar="L", help="work out now how documents are packed into sequences of L tokens, "
+        "which training does otherwise")  # fmt: skip
+    add("--packing", choices=("first_fit", "concatenate"), default="first_fit", help="default %(default)s")
+    default = DataConfig.model_fields["held_out_fraction"].default
+    add("--held-out-fraction", metavar="F", default=str(default), help="data.held_out_fraction of the training to "
+        "come: what it holds out is not learned from, and packed apart; default %(default)s")  # fmt: skip
+    options = parser.parse_args(arguments)
+    options.workers = _number(options.workers, "--workers")
+    options.sequence_length = _number(options.sequence_length, "--sequence-length")
+    try:
+        options.held_out_fraction = float(options.held_out_fraction)
+    except ValueError:
+        options.held_out_fraction = -1.0
+    if not 0 <= options.held_out_fraction < 1:
+        raise UserError("--held-out-fraction is no number from 0 to below 1, as in 0.1; give one")
+    try:
+        check_tokenizer(options.tokenizer)
+    except ValueError as error:
+        raise UserError(f"--tokenizer {options.tokenizer}: {error}") from error
+    try:
+        re.compile(options.document_separator or "")
+    except re.error as error:
+        raise UserError(f"--document-separator is no regular expression ({error}); see Python's re") from error
+    return options
+
+
+def _number(text: str | None, option: str) -> int | None:
+    if text is not None and (not text.isdecimal() or int(text) == 0):
+        raise UserError(f"{option} {text} is no number; give 1 or more")
+    return None if text is None else int(text)
+
+
+def _prepare(arguments: Sequence[str]) -> None:
+    options = _parse(arguments)
+    # Loads NumPy and the like, which --help must not wait for.
+    from rich.console import Console
+
+    from dseekjax.data.preparation.pipeline import prepare_corpus
+    from dseekjax.insight.preparation import PreparationProgress
+    from dseekjax.platform import available_cores
+
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    output = Path(options.output).expanduser().absolute()
+    if options.input:
+        recipe = _recipe(options, console)
+        was_there, started = output.exists(), time.perf_counter()
+        with PreparationProgress(console) as watch:
+            manifest = prepare_corpus(recipe, output, workers=options.workers or available_cores(), watch=watch)
+        if was_there:
+            console.print(f"{output} holds just this already.")
+        else:
+            _tell_what_was_made(console, manifest, output, time.perf_counter() - started)
+    elif options.sequence_length is None:
+        raise UserError("--input is missing; give the files to prepare, as in --input 'texts/**/*.txt'")
+    if options.sequence_length is not None:
+        _pack(options, output, console)
+    console.print(f"Next:\n  {_command()} inspect {shlex.quote(options.output)}")
+
+
+def _recipe(options: argparse.Namespace, console: "Console") -> "Recipe":
+    from dseekjax.data.preparation.learning import sample
+    from dseekjax.data.preparation.pipeline import Recipe
+    from dseekjax.data.reading.inputs import Format, find_inputs
+    from dseekjax.data.tokenizers import end_of_document_id, fingerprint, learned_size, ready_tokenizer, train_tokenizer
+
+    with about("--input"):
+        inputs = find_inputs(options.input)
+    format = Format(options.text_field, options.document_separator, options.strict)
+    size = learned_size(options.tokenizer)
+    if size is None:
+        with about("--tokenizer"):
+            tokenizer = ready_tokenizer(options.tokenizer, options.end_of_document)
+        with about("--end-of-document"):
+            end_of_document_id(tokenizer, options.end_of_document)
+        return Recipe(inputs, format, options.end_of_document, fingerprint(tokenizer), lambda: tokenizer)
+
+    def learn() -> "tokenizers.Tokenizer":
+        console.print(f"Learning a vocabulary of {size:,}.")
+        return train_tokenizer(sample(inputs, format, options.held_out_fraction), size, options.end_of_document)
+
+    return Recipe(inputs, format, options.end_of_document, f"train:{size} {options.held_out_fraction}", learn)
+
+
+def _tell_what_was_made(console: "Console", manifest: "Manifest", output: Path, seconds: float) -> None:
+    megabytes = manifest.input_bytes / 1e6
+    console.print(
+        f"Prepared {manifest.num_inputs:,} files, {megabytes:,.1f} MB, in {seconds:,.1f} s "
+        f"({megabytes / seconds:,.1f} MB/s) into {output}:\n"
+        f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens in {manifest.dtype}, "
+        f"{manifest.num_bytes / manifest.num_tokens:.2f} bytes of text per token."
+    )
+    left_out = manifest.left_out
+    if left_out.num_empty:
+        console.print(f"Left out {left_out.num_empty:,} documents of nothing but white space.")
+    if left_out.num_malformed:
+        console.print(f"Left out {left_out.num_malformed:,} lines that are no document:")
+        for example in left_out.examples:
+            console.print(f"  {example}")
+        if left_out.num_malformed > len(left_out.examples):
+            console.print("  …")
+
+
+def _pack(options: argparse.Namespace, output: Path, console: "Console") -> None:
+    from dseekjax.data.corpus import hold_out, open_corpus
+    from dseekjax.data.packing import open_index
+
+    corpus = open_corpus(output)
+    if options.packing == "concatenate":
+        console.print("Concatenated documents need no index: training cuts them as it reads.")
+        return
+    for portion in hold_out(corpus, options.held_out_fraction, "the text"):
+        if portion is not None:
+            index = open_index(portion, options.sequence_length, console.print)
+            filled = int(index.piece_lengths.sum()) / max(1, index.num_records * options.sequence_length)
+            console.print(f"{portion.label}: {index.num_records:,} sequences, {filled:.1%} filled.")
+
+
+def _inspect(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog=f"{_command()} inspect", description="Shows what is in a corpus.")
+    parser.add_argument("corpus", metavar="DIR", help="folder that was prepared")
+    parser.add_argument("--sequence-length", metavar="L", default="1024", help="for packing; default %(default)s")
+    parser.add_argument("--samples", metavar="N", default="3", help="documents to decode; default %(default)s")
+    parser.add_argument("--picture", metavar="FILE", help="of the lengths of documents; default DIR/lengths.png")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON, and make no picture")
+    options = parser.parse_args(arguments)
+    from dseekjax.data.corpus import open_corpus
+    from dseekjax.data.inspection import inspect_corpus, plot_lengths, print_inspection
+
+    length, samples = _number(options.sequence_length, "--sequence-length"), _number(options.samples, "--samples")
+    corpus = open_corpus(Path(options.corpus).expanduser())
+    inspection = inspect_corpus(corpus, length or 1, samples or 0)
+    if options.json:
+        print(inspection.model_dump_json(indent=2))
+        return
+    picture = Path(options.picture).expanduser() if options.picture else corpus.path / "lengths.png"
+    plot_lengths(corpus, picture)
+    print_inspection(inspection, picture)
+
+
+def _verify(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog=f"{_command()} verify", description="Reads every byte of a corpus and compares checksums."
+    )
+    parser.add_argument("corpus", metavar="DIR", help="folder that was prepared")
+    options = parser.parse_args(arguments)
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    from dseekjax.data.corpus import verify_corpus
+
+    with Progress("verifying", BarColumn(24), DownloadColumn(), TransferSpeedColumn(), transient=True) as progress:
+        task = progress.add_task("verifying", total=None)
+        manifest = verify_corpus(
+            Path(options.corpus).expanduser(),
+            lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    size = sum(file.size for file in manifest.files.values())
+    print(f"{options.corpus} is sound: {len(manifest.files)} files, {size / 1e6:,.1f} MB.")
+
+
+def _command() -> str:
+    """How the user called this."""
+    name = Path(sys.argv[0]).name
+    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-prepare" else "python -m dseekjax.prepare")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

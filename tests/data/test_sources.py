@@ -1,0 +1,230 @@
+"""From the data config to what batches are made of, and what is wrong with files that are no data."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dseekjax.data.config import DataConfig, SourceConfig
+from dseekjax.data.corpus import open_corpus
+from dseekjax.data.preparation import units
+from dseekjax.data.sources import open_data, records_of, training_sources
+from dseekjax.data.streaming import Stream
+from dseekjax.data.tokenizers import bytes_tokenizer, train_tokenizer
+from dseekjax.errors import UserError
+from tests.data.corpora import END, documents_of, prepare
+
+LINES = "".join(f"Line {i} of a small text, with an umlaut: ü.\n" for i in range(200))
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(LINES)
+    return path
+
+
+def config(path, tmp_path, **changes):
+    return several([{"path": str(path)}], tmp_path, **changes)
+
+
+def several(sources, tmp_path, **changes):
+    named = tuple(SourceConfig(**source) for source in sources)
+    return DataConfig(sources=named, cache_dir=str(tmp_path / "cache"), **changes)
+
+
+def opened(some, vocabulary=257, **options):
+    return open_data(some, model_vocabulary_size=vocabulary, **options)
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_byte_tokens_are_bytes_and_decode_back(text):
+    tokenizer = bytes_tokenizer("<end>")
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_trained_tokens_decode_back_and_are_fewer():
+    tokenizer = train_tokenizer([LINES], 300, "<end>")
+    assert tokenizer.get_vocab_size() == 300
+    ids = tokenizer.encode(LINES).ids
+    assert tokenizer.decode(ids) == LINES
+    assert len(ids) < len(LINES.encode()) / 2
+
+
+def test_a_single_document_is_cut_at_a_line(text, tmp_path):
+    data = opened(config(text, tmp_path))
+    portions = [*data.training, *data.evaluation]
+    ids = [portion.corpus.tokens.read(portion.start, portion.num_tokens).tolist() for portion in portions]
+    parts = [data.tokenizer.decode(some) for some in ids]
+    assert "".join(parts) == LINES
+    assert parts[0].endswith("\n")
+    assert len(parts[1]) == pytest.approx(0.1 * len(LINES), rel=0.05)
+    assert [portion.num_bytes for portion in portions] == [len(part.encode()) for part in parts]
+    assert ids[1][-1] == data.tokenizer.token_to_id(END)
+    again = opened(config(text, tmp_path))
+    assert again.training[0].identity == data.training[0].identity
+    assert again.training[0].corpus.path == data.training[0].corpus.path
+    assert again.training[0].corpus.path.parent == tmp_path / "cache" / "corpora"
+
+
+def test_a_line_too_long_to_end_nearby_is_cut_anywhere(tmp_path):
+    (tmp_path / "a.txt").write_text("ü" * 20_000)
+    data = opened(config(tmp_path / "a.txt", tmp_path))
+    assert data.training[0].num_tokens == pytest.approx(36_000, abs=2)
+
+
+def test_the_novel_is_split_by_chapter_and_a_tokenizer_does_not_see_what_is_held_out(tmp_path):
+    novel = DataConfig(cache_dir=str(tmp_path), tokenizer="train:500")
+    data = opened(novel, 500)
+    (training,), (held_out,) = data.training, data.evaluation
+    documents = documents_of(training.corpus)
+    assert len(documents) == 56
+    assert all(document.startswith("CHAPTER") for document in documents[1:])
+    ends = training.corpus.document_ends
+    assert ((ends <= training.stop).sum(), (ends > held_out.start).sum()) == (50, 6)
+    expected = train_tokenizer(documents[:50], 500, END)
+    assert data.tokenizer.to_str() == expected.to_str()
+
+
+def test_kept_tokenizer_wins(text, tmp_path):
+    kept = tmp_path / "tokenizer.json"
+    train_tokenizer([LINES], 280, END).save(str(kept))
+    assert opened(config(text, tmp_path), 300, kept_tokenizer=kept).tokenizer.get_vocab_size() == 280
+
+
+def test_prepared_and_unprepared_sources_mix_with_the_tokenizer_of_the_prepared(text, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{i} " * 30}) + "\n" for i in range(50)))
+    prepare(tmp_path / "corpus", tmp_path / "a.jsonl")
+    mixed = several([{"path": str(tmp_path / "corpus")}, {"path": str(text), "weight": 3}], tmp_path)
+    data = opened(mixed)
+    assert data.training[0].corpus.path == tmp_path / "corpus"
+    sources = training_sources(data, mixed.model_copy(update={"sequence_length": 16}), seed=0)
+    assert [source.take(np.arange(3))["tokens"].shape for source in sources] == [(3, 16), (3, 16)]
+    both = several([{"path": str(tmp_path / "corpus")}], tmp_path, evaluation_sources=({"path": str(text)},))
+    data = opened(both)
+    assert data.training[0].stop == open_corpus(tmp_path / "corpus").manifest.num_tokens
+    assert data.evaluation[0].num_bytes == len(LINES.encode())
+
+
+def test_packing_is_told_and_built_for_training_and_what_is_held_out(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{i} " * 5}) + "\n" for i in range(90)))
+    some = config(tmp_path / "a.jsonl", tmp_path, packing="first_fit", sequence_length=64)
+    data, told = opened(some), []
+    sources = training_sources(data, some, 0, told.append)
+    assert sources[0].records_per_epoch > 10
+    held_out = records_of(data.evaluation[0], some, told.append)
+    assert len(told) == 2
+    assert held_out.read(np.arange(len(held_out)))["loss_weights"].sum() == 9 * 15
+
+
+def test_several_workers_tokenise_for_training_and_tell_how_far_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "UNIT_BYTES", 10_000)
+    (tmp_path / "big.txt").write_text("Some line of text, again and again.\n" * 2000)
+    watched = []
+    data = opened(config(tmp_path / "big.txt", tmp_path), workers=2, watch=watched.append)
+    assert [progress.num_tokens for progress in watched][-1] == data.training[0].corpus.manifest.num_tokens
+    assert len(watched) > 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no text"),
+        (b" \n\n", "holds no text"),
+        (b"abc\0def", "binary file .* at 3"),
+        ("naïve".encode("latin-1"), "not UTF-8 .byte 2 is 0xef"),
+    ],
+)
+@pytest.mark.parametrize("tokenizer", ["bytes", "train:257"])
+def test_files_that_are_no_text_are_refused(content, message, tokenizer, tmp_path):
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(UserError, match=rf"^data\.sources\.0: .*{message}"):
+        opened(config(tmp_path / "bad", tmp_path, tokenizer=tokenizer))
+
+
+def test_missing_files_and_misfits_are_refused(text, tmp_path):
+    def refused(message, some, vocabulary=257, **options):
+        with pytest.raises(UserError, match=message):
+            opened(some, vocabulary, **options)
+
+    refused(r"data.sources.0.path: cannot read .*No such file", config(tmp_path / "none", tmp_path))
+    refused("there is no builtin:ulysses", config("builtin:ulysses", tmp_path))
+    refused(r"model.vocabulary_size 100 is smaller than the tokenizer's 257", config(text, tmp_path), 100)
+    refused("data.tokenizer: there is no file", config(text, tmp_path, tokenizer="nowhere.json"))
+    refused(r"data.tokenizer: .*not a tokenizer\.json", config(text, tmp_path, tokenizer=str(text)))
+    kept = tmp_path / "tokenizer.json"
+    bytes_tokenizer("</s>").save(str(kept))
+    refused(
+        r"data.end_of_document: .*no token '<\|endoftext\|>' .* its special tokens are \['</s>'\]",
+        config(text, tmp_path, tokenizer=str(kept)),
+    )
+    kept.write_text("{}")
+    refused(r"run\.dir: .*is damaged; remove it", config(text, tmp_path), kept_tokenizer=kept)
+
+
+def test_sources_that_do_not_go_together_are_refused(text, tmp_path):
+    (tmp_path / "folder").mkdir()
+    prepare(tmp_path / "corpus", text)
+    corpus = {"path": str(tmp_path / "corpus")}
+
+    def sources_of(some):
+        return training_sources(opened(some, 999), some, 0)
+
+    def refused(message, sources, **changes):
+        with pytest.raises(UserError, match=message):
+            sources_of(several(sources, tmp_path, **changes))
+
+    refused("data.sources.0.path: .*is no corpus: it has no manifest", [{"path": str(tmp_path / "folder")}])
+    refused("sources.0.streaming is for files", [{**corpus, "streaming": True}])
+    refused("sources.0.document_separator is for files", [{**corpus, "document_separator": "x"}])
+    refused("data.sources.0 has its tokenizer already; set data.tokenizer to null", [corpus], tokenizer="train:300")
+    other = tmp_path / "other.json"
+    train_tokenizer([LINES], 280, END).save(str(other))
+    refused("data.sources.0 was prepared with another tokenizer than data.tokenizer", [corpus], tokenizer=str(other))
+    refused(
+        "data.sources.0 ends documents with '<.endoftext.>', and data.end_of_document", [corpus], end_of_document="x"
+    )
+    streamed = [{"path": str(text), "streaming": True}]
+    refused("data.packing first_fit needs to know all documents", streamed, packing="first_fit")
+
+
+def test_streams_hold_nothing_out(text, tmp_path):
+    data = opened(several([{"path": str(text), "streaming": True}], tmp_path))
+    assert isinstance(data.training[0], Stream)
+    assert data.evaluation == ()
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sources": [{"path": "a", "weight": 0}]}, "sources all have the weight 0"),
+        ({"sources": [{"path": "a", "weight": 1e-9}, {"path": "b"}]}, "is less than a millionth of 1.0"),
+        ({"sources": [{"path": "a", "streaming": True, "max_epochs": 2}]}, "max_epochs 2 is not known to a source"),
+        ({"evaluation_sources": [{"path": "a", "streaming": True}]}, r"evaluation_sources\.0\.streaming is true"),
+        ({"tokenizer": "train:3"}, "train: needs a vocabulary size of at least 257"),
+        ({"sources": [{"path": "a", "document_separator": "("}]}, "is not a regular expression"),
+    ],
+)
+def test_configs_that_cannot_be_meant_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DataConfig.model_validate(changes)
+
+
+def test_a_damaged_corpus_is_found_before_training(text, tmp_path):
+    path = opened(config(text, tmp_path)).training[0].corpus.path
+    flipped = bytearray((path / "tokens-00000.bin").read_bytes())
+    flipped[100] ^= 1
+    (path / "tokens-00000.bin").write_bytes(flipped)
+    with pytest.raises(UserError, match=r"data\.sources\.0: the corpus .* the checksum of .*; remove"):
+        opened(config(text, tmp_path))
+
+
+def test_a_file_where_the_cache_should_be_is_refused(text, tmp_path):
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(UserError, match=r"data\.cache_dir"):
+        opened(config(text, tmp_path))
