@@ -12,9 +12,9 @@ from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
 from dseekjax.checkpoint.quiet import silence_orbax
 from dseekjax.checkpoint.store import latest_step
 from dseekjax.config import Config, dump_config, flat_config
-from dseekjax.data.batches import EvaluationBatches
+from dseekjax.data.assembly import evaluation_batches, training_feed
 from dseekjax.data.feed import TrainingFeed
-from dseekjax.data.sources import Data, open_data, records_of, training_sources
+from dseekjax.data.sources import Data, open_data
 from dseekjax.distributed.join import join
 from dseekjax.insight.metrics import MetricsHook, read_records
 from dseekjax.insight.preparation import PreparationProgress
@@ -126,14 +126,14 @@ def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirec
 
 
 def _feed(config: Config, program: Program, data: Data, tell: Callable[[str], None]) -> TrainingFeed:
-    feed = TrainingFeed(
-        training_sources(data, config.data, config.run.seed, tell),
-        [source.weight for source in config.data.sources],
-        [source.max_epochs for source in config.data.sources],
+    feed = training_feed(
+        data,
+        config.data,
+        seed=config.run.seed,
         global_batch_size=config.train.global_batch_size,
         rows=rows_of_process(program.batch_shape),
         num_batches=config.train.steps,
-        prefetch=config.data.prefetch_batches,
+        tell=tell,
     )
     for source, epochs in zip(config.data.sources, feed.epochs(), strict=True):
         if epochs is not None:
@@ -144,10 +144,12 @@ def _feed(config: Config, program: Program, data: Data, tell: Callable[[str], No
 def _evaluation(config: Config, program: Program, data: Data, tell: Callable[[str], None]) -> Evaluation | None:
     if not data.evaluation:
         return None
-    batches = EvaluationBatches(
-        sources=[records_of(portion, config.data, tell) for portion in data.evaluation],
+    batches = evaluation_batches(
+        data,
+        config.data,
         global_batch_size=config.train.global_batch_size,
         rows=rows_of_process(program.batch_shape),
+        tell=tell,
     )
     num_bytes = sum(portion.num_bytes for portion in data.evaluation)
     num_tokens = sum(portion.num_tokens for portion in data.evaluation)

@@ -1,4 +1,4 @@
-"""From the data config to what batches are made of, tokenising what was not tokenised before."""
+"""The sources that the data config names, opened, after tokenising what was not tokenised before."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,13 +8,10 @@ import tokenizers
 
 from dseekjax.data.config import END_OF_DOCUMENT, DataConfig, SourceConfig
 from dseekjax.data.corpus import Corpus, Portion, hold_out, open_corpus
-from dseekjax.data.endless import Shuffled, Source, order_key
-from dseekjax.data.packing import open_index
 from dseekjax.data.preparation.learning import sample
 from dseekjax.data.preparation.pipeline import Recipe, Watch, prepare_corpus
 from dseekjax.data.reading.inputs import Format, Input, find_inputs
-from dseekjax.data.records import Concatenated, Packed, Records
-from dseekjax.data.streaming import Stream, Streamed
+from dseekjax.data.streaming import Stream
 from dseekjax.data.tokenizers import (
     end_of_document_id,
     fingerprint,
@@ -111,40 +108,6 @@ def open_data(
     return Data(tokenizer, tuple(training), tuple(held_out))
 
 
-def training_sources(data: Data, config: DataConfig, seed: int, tell: Tell = lambda sentence: None) -> list[Source]:
-    """What training takes its records from.
-
-    Args:
-        data: opened.
-        config: how it is cut into records.
-        seed: of the order.
-        tell: called with a sentence before something that may take long.
-
-    Raises:
-        UserError: a source has no record, or its packing cannot be kept.
-    """
-    sources: list[Source] = []
-    for i, source in enumerate(data.training):
-        key = order_key(seed, i)
-        if isinstance(source, Stream):
-            if config.packing != "concatenate":
-                raise UserError(
-                    f"data.packing {config.packing} needs to know all documents, and data.sources.{i} is streaming; "
-                    "prepare it, or set data.packing to concatenate"
-                )
-            sources.append(Streamed(source, config.sequence_length, key))
-        else:
-            sources.append(Shuffled(records_of(source, config, tell), key))
-    return sources
-
-
-def records_of(portion: Portion, config: DataConfig, tell: Tell = lambda sentence: None) -> Records:
-    """A portion cut into records as the config says; raises UserError if there is none."""
-    if config.packing == "concatenate":
-        return Concatenated.of(portion, config.sequence_length)
-    return Packed.of(portion, open_index(portion, config.sequence_length, tell), config.sequence_length)
-
-
 def _find(source: SourceConfig, label: str) -> Corpus | _Files:
     path = Path(source.path).expanduser()
     if not path.is_dir():
@@ -220,7 +183,8 @@ def _tokenizer(
             tokenizer = train_tokenizer(_documents(training, held_out), size, end_of_document)
     for label, corpus in prepared.items():
         if corpus.manifest.tokenizer != fingerprint(tokenizer):
-            raise UserError(f"{label} was prepared with another tokenizer than {named}; prepare it with the same")
+            fix = "prepare it with the same" + ("" if config.tokenizer is None else ", or set data.tokenizer to null")
+            raise UserError(f"{label} was prepared with another tokenizer than {named}; {fix}")
     return tokenizer
 
 

@@ -21,9 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from dseekjax.data.assembly import training_feed
 from dseekjax.data.config import DataConfig
 from dseekjax.data.corpus import Corpus, hold_out, open_corpus
-from dseekjax.data.feed import TrainingFeed
 from dseekjax.data.manifest import (
     DOCUMENT_BYTES,
     DOCUMENT_ENDS,
@@ -36,7 +36,7 @@ from dseekjax.data.manifest import (
     write_manifest,
 )
 from dseekjax.data.preparation.shards import SHARD_BYTES
-from dseekjax.data.sources import Data, training_sources
+from dseekjax.data.sources import Data
 from dseekjax.data.tokenizers import bytes_tokenizer, fingerprint
 
 SHARDS = 2
@@ -84,15 +84,7 @@ def ours(corpus: Corpus, length: int, packing: str) -> Iterator[Any]:
     config = DataConfig(sequence_length=length, packing=packing)
     data = Data(corpus.tokenizer, (hold_out(corpus, 0.0)[0],), ())
     batch = TOKENS_PER_BATCH // length
-    feed = TrainingFeed(
-        training_sources(data, config, seed=0),
-        [1.0],
-        [None],
-        global_batch_size=batch,
-        rows=np.arange(batch),
-        num_batches=1 << 30,
-        prefetch=4,
-    )
+    feed = training_feed(data, config, seed=0, global_batch_size=batch, rows=np.arange(batch), num_batches=1 << 30)
     return feed.start(feed.state(0))
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, cycle
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -147,13 +147,13 @@ def compare(folder: Path, tokenizer: str, megabytes: int) -> dict[str, float]:
 def prepare_large(folder: Path) -> dict[str, float]:
     small = folder / "small"
     small.mkdir()
-    for number, text in zip(range(10_000), sources(), strict=False):
+    for number, text in zip(range(10_000), cycle(sources()), strict=False):
         (small / f"{number:05}.txt").write_text(text[:3000])
     large = folder / "large.txt"
-    texts = "".join(list(sources())[:3000]).encode()
-    with open(large, "wb") as file:
+    with open(large, "w") as file:
+        texts = cycle(sources())
         while file.tell() < 2 << 30:
-            file.write(texts)
+            file.write(next(texts))
     results = {}
     for name, pattern in (("small_files", f"{small}/*.txt"), ("large_file", str(large))):
         results[f"{name}_peak_megabytes"] = peak_memory_of(prepare_command(folder / name, "bytes", 2, pattern)) / 1e6

@@ -18,9 +18,8 @@ import plain_step
 from plain_layout import plain_parameters
 
 from dseekjax.config import load_config, recipe_path
-from dseekjax.data.batches import EvaluationBatches
-from dseekjax.data.feed import TrainingFeed
-from dseekjax.data.sources import open_data, records_of, training_sources
+from dseekjax.data.assembly import evaluation_batches, training_feed
+from dseekjax.data.sources import open_data
 from dseekjax.errors import UserError
 from dseekjax.training.evaluation import build_evaluation
 from dseekjax.training.feed import to_devices
@@ -43,17 +42,16 @@ def main():
     data = open_data(config.data, model_vocabulary_size=config.model.vocabulary_size)
     size = config.train.global_batch_size
     rows = np.arange(size)
-    feed = TrainingFeed(
-        training_sources(data, config.data, config.run.seed),
-        [source.weight for source in config.data.sources],
-        [source.max_epochs for source in config.data.sources],
+    feed = training_feed(
+        data,
+        config.data,
+        seed=config.run.seed,
         global_batch_size=size,
         rows=rows,
         num_batches=config.train.steps,
-        prefetch=config.data.prefetch_batches,
     )
     train = feed.start(feed.state(0))
-    held_out = EvaluationBatches([records_of(portion, config.data) for portion in data.evaluation], size, rows)
+    held_out = evaluation_batches(data, config.data, global_batch_size=size, rows=rows)
 
     state = program.init()
     params = jax.tree.map(jnp.copy, plain_parameters(state.params))

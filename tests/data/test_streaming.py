@@ -3,12 +3,15 @@
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dseekjax.data.feed import TrainingFeed
 from dseekjax.data.reading.inputs import Format, find_inputs
+from dseekjax.data.reading.open_bytes import zstd
 from dseekjax.data.streaming import Stream, Streamed
 from dseekjax.data.tokenizers import bytes_tokenizer
 from dseekjax.errors import UserError
@@ -18,18 +21,24 @@ TEXTS = [f"document {i} " + ",".join(str(1000 * i + j) for j in range(i * 7 % 23
 LENGTH, BLOCK = 13, 16
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
+@pytest.fixture(scope="module", params=["jsonl", "parquet", "jsonl.zst"])
+def files(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("streamed")
-    for name, some in (("a", TEXTS[:30]), ("b", TEXTS[30:])):
-        lines = [json.dumps({"text": text}) for text in some]
-        (folder / f"{name}.jsonl").write_text("\n".join([*lines[:9], "odd", "", *lines[9:]]))
+    for name, texts in (("a", TEXTS[:30]), ("b", TEXTS[30:])):
+        path = folder / f"{name}.{request.param}"
+        if request.param == "parquet":
+            column = pyarrow.array([*texts[:9], None, "", *texts[9:]])
+            pyarrow.parquet.write_table(pyarrow.table({"text": column}), path, row_group_size=7)
+            continue
+        lines = [json.dumps({"text": text}) for text in texts]
+        content = "\n".join([*lines[:9], "odd", "", *lines[9:]]).encode()
+        path.write_bytes(content if path.suffix == ".jsonl" else zstd.compress(content))
     return folder
 
 
 def streamed(folder, told=None):
     tokenizer = bytes_tokenizer(END)
-    inputs = find_inputs([f"{folder}/*.jsonl"])
+    inputs = find_inputs([f"{folder}/*"])
     tell = (lambda sentence: None) if told is None else told.append
     stream = Stream(inputs, Format(), tokenizer, tokenizer.token_to_id(END), tell)
     return Streamed(stream, LENGTH, key=5, block_records=BLOCK)
@@ -58,7 +67,7 @@ def test_a_block_holds_its_records_shuffled_with_their_documents(files):
             assert (fields["loss_weights"][row] == ~ends).all()
             assert fields["segment_ids"][row].tolist() == (1 + np.cumsum(ends) - ends).tolist()
     assert len(told) >= 2
-    assert "a.jsonl; line 10 is no JSON" in told[0]
+    assert "; line 10 " in told[0]
 
 
 def same(one, other):
@@ -98,7 +107,7 @@ def test_going_on_does_not_read_what_came_before(files, tmp_path):
     position = source.position(15 * BLOCK)
     assert position[:2] == [15, 1]
     later = streamed(tmp_path)
-    (tmp_path / "a.jsonl").unlink()
+    next(tmp_path.glob("a.*")).unlink()
     later.seek(position)
     assert same(later.take(numbers), expected)
 
