@@ -6,18 +6,19 @@ import tokenizers
 
 from dseekjax.data.reading.parts import Part
 
-CHARACTERS_PER_CALL = 1 << 20
+# The library holds a hundred bytes and more for each token of a call.
+CHARACTERS_PER_CALL = 1 << 18
 PARTS_PER_CALL = 4096
 
 
-def batched(parts: Iterable[Part], characters_per_call: int = CHARACTERS_PER_CALL) -> Iterator[list[Part]]:
+def batched(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """As many parts at a time as make a call of the tokenizer worth it."""
     some: list[Part] = []
     characters = 0
     for part in parts:
         some.append(part)
         characters += len(part.text)
-        if characters >= characters_per_call or len(some) >= PARTS_PER_CALL:
+        if characters >= CHARACTERS_PER_CALL or len(some) >= PARTS_PER_CALL:
             yield some
             some, characters = [], 0
     if some:

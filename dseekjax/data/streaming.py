@@ -29,7 +29,6 @@ from dseekjax.errors import UserError
 BLOCK_RECORDS = 1024
 # A batch may begin in one block and end in the next.
 BLOCKS_KEPT = 2
-CHARACTERS_PER_CALL = 1 << 18
 
 
 class Place(NamedTuple):
@@ -90,7 +89,7 @@ class Stream:
         passed = Passed.of(whole(file))
         # Parts before the first are read, which is quick, and not tokenised, which is not.
         parts = islice(read_documents(whole(file), self.format, passed), first, None)
-        for some in batched(parts, CHARACTERS_PER_CALL):
+        for some in batched(parts):
             ids, lengths = encode(self.tokenizer, self.end_token, some)
             for part, piece in zip(some, np.split(np.asarray(ids, np.int32), np.cumsum(lengths)[:-1]), strict=True):
                 yield first, piece, part.ends

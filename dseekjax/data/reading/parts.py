@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-PART_CHARACTERS = 1 << 20
+PART_CHARACTERS = 1 << 17
 # Tokenizers that split text into words first, as all byte-level ones do, split there too: cut so, the parts of a text
 # have the tokens of the whole.
 BETWEEN_LINES = re.compile(r"(?<=\S)\n(?=\S)")
+LINE_END = re.compile(r"\n")
 SEARCHED = 1 << 14
 
 
@@ -37,5 +38,6 @@ def cut(text: str, ends: bool) -> Iterator[Part]:
 
 def place_to_cut(text: str, near: int) -> int:
     """An index at or after `near` where a line begins, or `near` where no line ends for long."""
-    match = BETWEEN_LINES.search(text, near, near + SEARCHED)
+    searched = (text, near, near + SEARCHED)
+    match = BETWEEN_LINES.search(*searched) or LINE_END.search(*searched)
     return match.end() if match else near
