@@ -2,17 +2,15 @@
 
 import argparse
 import os
-import re
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dseekjax.data.config import END_OF_DOCUMENT, DataConfig, check_tokenizer
+from dseekjax.data.config import END_OF_DOCUMENT, DataConfig, check_separator, check_tokenizer
 from dseekjax.errors import UserError, about
 
 if TYPE_CHECKING:
@@ -101,15 +99,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     except ValueError as error:
         raise UserError(f"--tokenizer {options.tokenizer}: {error}") from error
     try:
-        re.compile(options.document_separator or "")
-    except re.error as error:
-        raise UserError(f"--document-separator is no regular expression ({error}); see Python's re") from error
+        if options.document_separator is not None:
+            check_separator(options.document_separator)
+    except ValueError as error:
+        raise UserError(f"--document-separator {options.document_separator!r} {error}") from error
     return options
 
 
 def _number(text: str | None, option: str) -> int | None:
-    if text is not None and (not text.isdecimal() or int(text) == 0):
-        raise UserError(f"{option} {text} is no number; give 1 or more")
+    if text is not None and not (text.isdecimal() and 0 < int(text) < 2**31):
+        raise UserError(f"{option} {text} is no number from 1 to 2^31; give one")
     return None if text is None else int(text)
 
 
@@ -126,13 +125,13 @@ def _prepare(arguments: Sequence[str]) -> None:
     output = Path(options.output).expanduser().absolute()
     if options.input:
         recipe = _recipe(options, console)
-        was_there, started = output.exists(), time.perf_counter()
-        with PreparationProgress(console) as watch:
-            manifest = prepare_corpus(recipe, output, workers=options.workers or available_cores(), watch=watch)
+        was_there = output.exists()
+        with PreparationProgress(console) as progress:
+            manifest = prepare_corpus(recipe, output, workers=options.workers or available_cores(), watch=progress)
         if was_there:
             console.print(f"{output} holds just this already.")
         else:
-            _tell_what_was_made(console, manifest, output, time.perf_counter() - started)
+            _tell_what_was_made(console, manifest, output, progress.rate)
     elif options.sequence_length is None:
         raise UserError("--input is missing; give the files to prepare, as in --input 'texts/**/*.txt'")
     if options.sequence_length is not None:
@@ -149,6 +148,7 @@ def _recipe(options: argparse.Namespace, console: "Console") -> "Recipe":
     with about("--input"):
         inputs = find_inputs(options.input)
     format = Format(options.text_field, options.document_separator, options.strict)
+    format.refuse_unused(inputs)
     size = learned_size(options.tokenizer)
     if size is None:
         with about("--tokenizer"):
@@ -164,11 +164,10 @@ def _recipe(options: argparse.Namespace, console: "Console") -> "Recipe":
     return Recipe(inputs, format, options.end_of_document, f"train:{size} {options.held_out_fraction}", learn)
 
 
-def _tell_what_was_made(console: "Console", manifest: "Manifest", output: Path, seconds: float) -> None:
-    megabytes = manifest.input_bytes / 1e6
+def _tell_what_was_made(console: "Console", manifest: "Manifest", output: Path, rate: float) -> None:
     console.print(
-        f"Prepared {manifest.num_inputs:,} files, {megabytes:,.1f} MB, in {seconds:,.1f} s "
-        f"({megabytes / seconds:,.1f} MB/s) into {output}:\n"
+        f"Prepared {manifest.num_inputs:,} files, {manifest.input_bytes / 1e6:,.1f} MB, at {rate / 1e6:,.1f} MB/s into "
+        f"{output}:\n"
         f"{manifest.num_documents:,} documents, {manifest.num_tokens:,} tokens in {manifest.dtype}, "
         f"{manifest.num_bytes / manifest.num_tokens:.2f} bytes of text per token."
     )
@@ -216,8 +215,9 @@ def _inspect(arguments: Sequence[str]) -> None:
         print(inspection.model_dump_json(indent=2))
         return
     picture = Path(options.picture).expanduser() if options.picture else corpus.path / "lengths.png"
+    print_inspection(inspection)
     plot_lengths(corpus, picture)
-    print_inspection(inspection, picture)
+    print(f"\nLengths of documents are drawn in {picture}.")
 
 
 def _verify(arguments: Sequence[str]) -> None:

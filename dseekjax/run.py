@@ -83,6 +83,12 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
             watch=watch,
         )
     feed, evaluation = _feed(config, program, data, tell), _evaluation(config, program, data, tell)
+    if done is None:
+        # Before anything is written down that the corrected command would stumble over.
+        feed.refuse_too_few()
+        for source, epochs in zip(config.data.sources, feed.epochs(), strict=True):
+            if epochs is not None:
+                tell(f"data             {source.path}, read {epochs:.3g} times by step {config.train.steps}")
     if evaluation is None:
         tell("Nothing is held out, so nothing will be evaluated; see data.held_out_fraction.")
     trainer = Trainer(
@@ -126,7 +132,7 @@ def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirec
 
 
 def _feed(config: Config, program: Program, data: Data, tell: Callable[[str], None]) -> TrainingFeed:
-    feed = training_feed(
+    return training_feed(
         data,
         config.data,
         seed=config.run.seed,
@@ -135,10 +141,6 @@ def _feed(config: Config, program: Program, data: Data, tell: Callable[[str], No
         num_batches=config.train.steps,
         tell=tell,
     )
-    for source, epochs in zip(config.data.sources, feed.epochs(), strict=True):
-        if epochs is not None:
-            tell(f"data             {source.path}, read {epochs:.3g} times by step {config.train.steps}")
-    return feed
 
 
 def _evaluation(config: Config, program: Program, data: Data, tell: Callable[[str], None]) -> Evaluation | None:

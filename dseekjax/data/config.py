@@ -8,6 +8,29 @@ from pydantic import Field, field_validator, model_validator
 from dseekjax.section import Section
 
 END_OF_DOCUMENT = "<|endoftext|>"
+MEANT_FOR_TRAINING = {
+    "streaming": "what is evaluated on has to be prepared",
+    "weight": "evaluation reads everything once",
+    "max_epochs": "evaluation reads everything once",
+}
+
+
+def check_tokenizer(tokenizer: str) -> str:
+    """Raises ValueError if it is no way to name a tokenizer."""
+    if tokenizer.startswith("train:") and not (tokenizer[6:].isdecimal() and 257 <= int(tokenizer[6:]) < 2**31):
+        raise ValueError("train: needs a vocabulary size of at least 257 (256 bytes and the end of a document)")
+    return tokenizer
+
+
+def check_separator(pattern: str) -> str:
+    """Raises ValueError if it is no regular expression, or would make every character a document."""
+    try:
+        matches = re.findall(pattern, "aa")
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}; see Python's re") from error
+    if len(matches) == 3:
+        raise ValueError("matches everywhere; give what lies between two documents")
+    return pattern
 
 
 class SourceConfig(Section):
@@ -41,12 +64,7 @@ class SourceConfig(Section):
     @field_validator("document_separator")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
-        if pattern is not None:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"is not a regular expression: {error}; see Python's re") from error
-        return pattern
+        return None if pattern is None else check_separator(pattern)
 
     @model_validator(mode="after")
     def _streams_without_end(self) -> Self:
@@ -96,20 +114,13 @@ class DataConfig(Section):
     def _something_to_read(self) -> Self:
         if not any(source.weight for source in self.sources):
             raise ValueError("sources all have the weight 0; give one of them more")
+        total = sum(source.weight for source in self.sources)
         for i, source in enumerate(self.sources):
-            largest = max(other.weight for other in self.sources)
-            if 0 < source.weight < largest * 2**-20:
-                raise ValueError(
-                    f"sources.{i}.weight {source.weight} is less than a millionth of {largest}; 0 leaves it out"
-                )
+            if 0 < source.weight < total * 1e-9:
+                raise ValueError(f"sources.{i}.weight {source.weight} is less than a billionth of all; 0 leaves it out")
         for i, source in enumerate(self.evaluation_sources):
-            if source.streaming:
-                raise ValueError(f"evaluation_sources.{i}.streaming is true; what is evaluated on has to be prepared")
+            for field, sense in MEANT_FOR_TRAINING.items():
+                if getattr(source, field) != SourceConfig.model_fields[field].default:
+                    value = str(getattr(source, field)).lower()
+                    raise ValueError(f"evaluation_sources.{i}.{field} is {value}, but {sense}; leave it out")
         return self
-
-
-def check_tokenizer(tokenizer: str) -> str:
-    """Raises ValueError if it is no way to name a tokenizer."""
-    if tokenizer.startswith("train:") and not (tokenizer[6:].isdecimal() and int(tokenizer[6:]) >= 257):
-        raise ValueError("train: needs a vocabulary size of at least 257 (256 bytes and the end of a document)")
-    return tokenizer

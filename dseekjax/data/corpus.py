@@ -154,7 +154,8 @@ def _text_bytes(corpus: Corpus, start: int, stop: int) -> int:
     """Bytes of the text that some tokens are of, decoded a little at a time."""
     num_bytes = 0
     while start < stop:
-        end = min(stop, _line_start(corpus, start + DECODED_TOKENS))
+        end = start + DECODED_TOKENS
+        end = min(stop, _line_start(corpus, end)) if end < stop else stop
         num_bytes += len(corpus.tokenizer.decode(corpus.tokens.read(start, end - start).tolist()).encode())
         start = end
     return num_bytes
@@ -162,7 +163,7 @@ def _text_bytes(corpus: Corpus, start: int, stop: int) -> int:
 
 def _line_start(corpus: Corpus, near: int) -> int:
     """Where a line begins at or soon after a token, or just that token."""
-    window = corpus.tokens.read(near, max(0, min(4096, corpus.manifest.num_tokens - 1 - near))).tolist()
+    window = corpus.tokens.read(near, min(4096, corpus.manifest.num_tokens - near)).tolist()
     for place, token in enumerate(window):
         if corpus.tokenizer.decode([token]).endswith("\n"):
             return near + place + 1

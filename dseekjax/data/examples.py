@@ -4,12 +4,17 @@ A folder holds `examples-00000.array_record` and so on and `manifest.json` with 
 all its fields, so that a batch is read as one array.
 """
 
+import errno
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import numpy as np
 from array_record.python import array_record_data_source, array_record_module
@@ -26,7 +31,7 @@ FILE_BYTES = 128 << 20
 
 
 def write_examples(folder: Path, examples: Iterable[Mapping[str, Any]]) -> None:
-    """Writes examples into a new folder, which has a manifest when all are there.
+    """Writes examples into a new folder, which is there when all of them are.
 
     Args:
         folder: to be made.
@@ -35,38 +40,46 @@ def write_examples(folder: Path, examples: Iterable[Mapping[str, Any]]) -> None:
     Raises:
         UserError: the folder is there already, cannot be written, or examples differ in their fields.
     """
+    partial = folder.with_name(f".{folder.name}-{uuid4().hex}")
     try:
-        folder.mkdir(parents=True)
-        dtype: np.dtype | None = None
-        names: list[str] = []
-        writer, size, count = None, 0, 0
-        for example in examples:
-            arrays = {name: np.asarray(value) for name, value in example.items()}
-            found = np.dtype([(name, array.dtype, array.shape) for name, array in arrays.items()])
-            dtype = dtype or found
-            if found != dtype:
-                raise UserError(f"example {count} has the fields {found}, those before it {dtype}; make them alike")
-            if writer is None or size >= FILE_BYTES:
-                if writer is not None:
-                    writer.close()
-                names.append(f"examples-{len(names):05}.array_record")
-                writer, size = array_record_module.ArrayRecordWriter(str(folder / names[-1]), "group_size:1"), 0
-            record = b"".join(array.tobytes() for array in arrays.values())
-            writer.write(record)
-            size, count = size + len(record), count + 1
-        if writer is None or dtype is None:
-            raise UserError(f"{folder}: there are no examples to write")
-        writer.close()
-        manifest = {
-            "format": FORMAT,
-            "kind": "examples",
-            "fields": {name: [kind.base.str, kind.shape] for name, (kind, *_) in (dtype.fields or {}).items()},
-            "num_examples": count,
-            "files": {name: hash_file(folder / name) for name in names},
-        }
-        write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
+        if folder.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        partial.mkdir(parents=True)
+        fields = _write_files(partial, examples)
+        files = {path.name: hash_file(path) for path in sorted(partial.iterdir())}
+        manifest = {"format": FORMAT, "kind": "examples", "fields": fields, "files": files}
+        write_whole(partial / MANIFEST, json.dumps(manifest, indent=1))
+        partial.rename(folder)
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror}); choose a new folder with room") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_files(folder: Path, examples: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Writes the files; returns dtype and shape of each field."""
+    with ExitStack() as stack:
+        dtype, size, num_files = None, FILE_BYTES, 0
+        for number, example in enumerate(examples):
+            arrays = {name: np.asarray(value) for name, value in example.items()}
+            found = np.dtype([(name, array.dtype, array.shape) for name, array in arrays.items()])
+            if found.hasobject or not arrays:
+                raise UserError(f"example {number} has the fields {found}; give arrays or numbers of a fixed size")
+            dtype = dtype or found
+            if found != dtype:
+                raise UserError(f"example {number} has the fields {found}, those before it {dtype}; make them alike")
+            if size >= FILE_BYTES:
+                stack.close()
+                path = folder / f"examples-{num_files:05}.array_record"
+                writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+                stack.callback(writer.close)
+                num_files, size = num_files + 1, 0
+            record = b"".join(array.tobytes() for array in arrays.values())
+            writer.write(record)
+            size += len(record)
+    if dtype is None:
+        raise UserError("there are no examples to write; give one or more")
+    return {name: (kind.base.str, kind.shape) for name, (kind, *_) in (dtype.fields or {}).items()}
 
 
 @dataclass(frozen=True)

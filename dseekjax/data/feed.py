@@ -40,9 +40,6 @@ class TrainingFeed:
             rows: those of this process.
             num_batches: how many are wanted in all.
             prefetch: batches read ahead.
-
-        Raises:
-            UserError: the sources may not be read as often as that takes.
         """
         self._sources = sources
         self._weights = list(weights)
@@ -81,6 +78,7 @@ class TrainingFeed:
         if not history or history[-1][1] != self._weights:
             history.append((record, self._weights))
         self._go_on_from(history)
+        self.refuse_too_few()
         for source, position in zip(self._sources, state["positions"], strict=True):
             source.seek(position)
         batches = TrainingBatches(self._sources, self._mixture, self._global_batch_size, self._rows, self._num_batches)
@@ -94,9 +92,8 @@ class TrainingFeed:
             for source, number in zip(self._sources, taken, strict=True)
         ]
 
-    def _go_on_from(self, history: list[tuple[int, list[float]]]) -> None:
-        self._history = history
-        self._mixture = Mixture.of(history, self._limits)
+    def refuse_too_few(self) -> None:
+        """Raises UserError if the sources may not be read as often as all batches take."""
         there, needed = self._mixture.num_records, self._num_batches * self._global_batch_size
         if there is not None and there < needed:
             raise UserError(
@@ -104,6 +101,10 @@ class TrainingFeed:
                 f"max_epochs allow is {there:,}; choose at most {there // self._global_batch_size} steps, raise "
                 "max_epochs or add sources"
             )
+
+    def _go_on_from(self, history: list[tuple[int, list[float]]]) -> None:
+        self._history = history
+        self._mixture = Mixture.of(history, self._limits)
 
 
 def _limit(source: Source, max_epochs: int | None) -> int | None:

@@ -73,7 +73,7 @@ def inspect_corpus(corpus: Corpus, sequence_length: int, num_samples: int) -> In
     )
 
 
-def print_inspection(inspection: Inspection, picture: Path) -> None:
+def print_inspection(inspection: Inspection) -> None:
     """Figures and samples, in the terminal."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     manifest, packing = inspection.manifest, inspection.packing
@@ -96,7 +96,6 @@ def print_inspection(inspection: Inspection, picture: Path) -> None:
     console.print(table)
     for sample in inspection.samples:
         console.print(f"\n[dim]—[/dim] {escape(sample)}")
-    console.print(f"\nLengths of documents are drawn in {escape(str(picture))}.")
 
 
 def plot_lengths(corpus: Corpus, path: Path) -> None:

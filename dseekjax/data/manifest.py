@@ -94,6 +94,8 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: there is none, or it is damaged, or another version wrote it.
     """
     path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder} is no corpus: it has no {MANIFEST}; give a folder that was prepared")
     try:
         values = json.loads(path.read_bytes())
         if values.get("format") != FORMAT:
@@ -106,8 +108,6 @@ def read_manifest(folder: Path) -> Manifest:
                 f"the corpus {folder} is damaged: manifest.json was changed; put it back or {_anew(folder)}"
             )
         return Manifest.model_validate(values)
-    except FileNotFoundError as error:
-        raise UserError(f"{folder} is no corpus: it has no {MANIFEST}; give a folder that was prepared") from error
     except (OSError, ValueError, KeyError, AttributeError, ValidationError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no manifest"
         raise UserError(

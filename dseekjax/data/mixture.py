@@ -18,7 +18,7 @@ def assign(
     per source before it, and every running number occurs exactly once.
 
     Args:
-        indices: numbers of records in the mixture.
+        indices: numbers of records in the mixture, within 2^22 of each other.
         weights: relative shares, not all zero.
     """
     remaining = np.asarray(indices, np.int64).copy()
@@ -47,12 +47,15 @@ def _shares(weights: Sequence[float]) -> list[Fraction]:
     """Of each source among those from it on. Weights count as they are written, 0.1 being a tenth."""
     exact = [Fraction(str(weight)) for weight in weights]
     shares = (weight / sum(exact[i:]) if weight else Fraction(0) for i, weight in enumerate(exact))
-    # Records up to 2^40 times this stay within 64 bits; shares of more digits are off by less than 2^-40.
-    return [share.limit_denominator(1 << 20) for share in shares]
+    # A share of more digits is off by less than 2^-40: by a record in as many.
+    return [share.limit_denominator(1 << 40) for share in shares]
 
 
 def _floor(numbers: Int[np.ndarray, "n"], share: Fraction) -> Int[np.ndarray, "n"]:
-    return numbers * share.numerator // share.denominator
+    """`floor(numbers * share)`, in whole numbers; they may be large, but must be within 2^22 of each other."""
+    first = int(numbers.min()) if len(numbers) else 0
+    whole, rest = divmod(first * share.numerator, share.denominator)
+    return whole + (rest + (numbers - first) * share.numerator) // share.denominator
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
-import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Int
@@ -19,6 +20,8 @@ from dseekjax.errors import UserError
 from dseekjax.files import write_whole
 
 PIECES_PER_BLOCK = 1 << 16
+# A process that was killed leaves its half-made index behind; one as old as this is nobody's any more.
+ABANDONED_SECONDS = 24 * 3600
 FORMAT = 1
 FILES = {"record_starts": "int64", "piece_starts": "int64", "piece_lengths": "int32"}
 
@@ -68,16 +71,21 @@ def pieces(portion: Portion, length: int) -> Iterator[tuple[Int[np.ndarray, "pie
     The last token of a document, or of a portion, is a target only, and a document of one token has no piece.
     """
     ends = portion.corpus.document_ends
-    first, last = np.searchsorted(ends, [portion.start, portion.stop], side="right")
-    for block in range(int(first), int(last) + 1, PIECES_PER_BLOCK):
-        stops = np.asarray(ends[block : min(block + PIECES_PER_BLOCK, int(last) + 1)])
-        begins = np.concatenate([[ends[block - 1] if block else 0], stops[:-1]])
+    document, last = np.searchsorted(ends, [portion.start, portion.stop], side="right").tolist()
+    while document <= last and document < len(ends):
+        start = int(ends[document - 1]) if document else 0
+        # So many documents, or fewer if they are long, so that a block is never of more than twice as many pieces.
+        beyond = int(np.searchsorted(ends, start + PIECES_PER_BLOCK * length)) + 1
+        after = min(document + PIECES_PER_BLOCK, beyond, last + 1)
+        stops = np.asarray(ends[document:after])
+        document = after
+        begins = np.concatenate([[start], stops[:-1]])
         begins, stops = np.maximum(begins, portion.start), np.minimum(stops, portion.stop)
         tokens = np.maximum(stops - begins - 1, 0)
         counts = -(-tokens // length)
-        document = np.repeat(np.arange(len(tokens)), counts)
-        number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-        yield begins[document] + number * length, np.minimum(length, tokens[document] - number * length)
+        which = np.repeat(np.arange(len(tokens)), counts)
+        number = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        yield begins[which] + number * length, np.minimum(length, tokens[which] - number * length)
 
 
 def index_path(portion: Portion, length: int) -> Path:
@@ -107,7 +115,9 @@ def open_index(portion: Portion, length: int, tell: Callable[[str], None] = lamb
         sound = manifest["format"] == FORMAT and all(
             hash_file(path / f"{name}.bin") == sha256 for name, sha256 in manifest["files"].items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except OSError as error:
+        raise UserError(f"the packing index {path} cannot be read ({error.strerror}); mend that") from error
+    except (ValueError, KeyError, TypeError, AttributeError):
         sound = False
     if not sound:
         raise UserError(f"the packing index {path} is damaged; remove it, and it will be built anew")
@@ -115,10 +125,12 @@ def open_index(portion: Portion, length: int, tell: Callable[[str], None] = lamb
 
 
 def _build(portion: Portion, length: int, path: Path) -> None:
-    partial = None
+    partial = path.with_name(f".{path.name}-{uuid4().hex}")
     try:
-        path.parent.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        partial.mkdir(parents=True)
+        for abandoned in path.parent.glob(".*"):
+            if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(abandoned, ignore_errors=True)
         with ExitStack() as stack:
             files = [stack.enter_context(open(partial / f"{name}.bin", "wb")) for name in FILES]
             done = 0
@@ -145,5 +157,4 @@ def _build(portion: Portion, length: int, path: Path) -> None:
             "data.packing to concatenate, which needs none"
         ) from error
     finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)

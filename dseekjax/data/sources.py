@@ -113,9 +113,12 @@ def _find(source: SourceConfig, label: str) -> Corpus | _Files:
     if not path.is_dir():
         with about(f"{label}.path"):
             inputs = find_inputs([source.path])
-        return _Files(inputs, Format(source.text_field, source.document_separator))
-    for field in ("document_separator", "streaming"):
-        if getattr(source, field):
+        format = Format(source.text_field, source.document_separator)
+        with about(label):
+            format.refuse_unused(inputs)
+        return _Files(inputs, format)
+    for field in ("document_separator", "streaming", "text_field"):
+        if getattr(source, field) != SourceConfig.model_fields[field].default:
             raise UserError(f"{label}.{field} is for files, and {source.path} is a folder; leave it out")
     with about(f"{label}.path"):
         return open_corpus(path)

@@ -10,6 +10,7 @@ out; and every process reads and tokenises all that is fed to any.
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from dseekjax.data.encoding import batched, encode
 from dseekjax.data.endless import order_key
 from dseekjax.data.permutation import permute
 from dseekjax.data.reading.documents import Passed, read_documents, whole
-from dseekjax.data.reading.inputs import Format, Input, names_and_sizes
+from dseekjax.data.reading.inputs import Format, Input, fingerprint_of
 from dseekjax.data.records import Concatenated, Fields, merge
 from dseekjax.data.tokens import Tokens
 from dseekjax.errors import UserError
@@ -61,9 +62,9 @@ class Stream:
     tell: Callable[[str], None] = lambda sentence: None
     """Called with a sentence for each file with lines that are no document."""
 
-    @property
+    @cached_property
     def identity(self) -> str:
-        return names_and_sizes(self.inputs)
+        return fingerprint_of(self.inputs)
 
     def pieces(self, place: Place) -> Iterator[Piece]:
         """The stream from a place on, files again and again.
@@ -180,4 +181,4 @@ class Streamed:
         # The document that the block ends in ends beyond it.
         ends.append(size + 2)
         tokens = Tokens((ids,), size + 1)
-        return Concatenated(tokens, np.asarray(ends), 0, size + 1, self._sequence_length, self.identity)
+        return Concatenated(tokens, np.asarray(ends), 0, size + 1, self._sequence_length, identity="")

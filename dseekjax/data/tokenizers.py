@@ -47,6 +47,8 @@ def train_tokenizer(documents: Iterable[str], vocabulary_size: int, end_of_docum
 def _byte_level(tokenizer: tokenizers.Tokenizer, end_of_document: str) -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    if not end_of_document or tokenizer.token_to_id(end_of_document) is not None:
+        raise UserError(f"{end_of_document!r} cannot end documents: it is text; give a word as <|endoftext|>")
     tokenizer.add_special_tokens([end_of_document])
     return tokenizer
 

@@ -25,6 +25,8 @@ class Tokens:
 
     def copy(self, start: int, out: Int[np.ndarray, "length"]) -> None:
         """Fills `out` with the ids from number `start` on."""
+        if not len(out):
+            return
         shard, place = divmod(start, self.per_shard)
         found = self.shards[shard][place : place + len(out)]
         out[: len(found)] = found

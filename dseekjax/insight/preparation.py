@@ -27,6 +27,8 @@ class PreparationProgress:
         self._console = console
         self._told = self._began = time.perf_counter()
         self._first: int | None = None
+        self.rate = 0.0
+        """Bytes per second, without what an earlier process had done."""
         self._progress = Progress(
             TextColumn("tokenising"),
             BarColumn(bar_width=24),
@@ -58,11 +60,11 @@ class PreparationProgress:
         now = time.perf_counter()
         if self._first is None:
             self._first, self._began = prepared.input_bytes, now
+        self.rate = (prepared.input_bytes - self._first) / max(now - self._began, 1e-9)
         if not self._console.is_terminal and now - self._told >= SECONDS_BETWEEN_LINES:
             self._told = now
-            rate = (prepared.input_bytes - self._first) / (now - self._began)
             self._console.print(
                 f"tokenising  {prepared.input_bytes / 1e6:,.1f} of {prepared.total_input_bytes / 1e6:,.1f} MB  "
-                f"{rate / 1e6:,.1f} MB/s  {prepared.num_tokens / 1e6:,.1f} M tokens",
+                f"{self.rate / 1e6:,.1f} MB/s  {prepared.num_tokens / 1e6:,.1f} M tokens",
                 highlight=False,
             )

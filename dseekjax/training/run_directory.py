@@ -28,8 +28,8 @@ CHANGEABLE = (
 )
 """Keys that a run may be resumed with other values of; what stands with a dot is a whole section."""
 
-CHANGEABLE_OF_SOURCES = re.compile(r"data\.(evaluation_)?sources\.\d+\.(weight|path)")
-"""The same, of each source. What its path leads to has to be the same as before, which is looked into elsewhere."""
+CHANGEABLE_OF_SOURCES = re.compile(r"data\.sources\.\d+\.(weight|path)")
+"""The same, of each source. What its path leads to has to be the same as before, which checkpoints tell."""
 
 
 class RunDirectory:

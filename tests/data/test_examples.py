@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
+from dseekjax.data import examples
 from dseekjax.data.batches import EvaluationBatches
 from dseekjax.data.endless import Shuffled
 from dseekjax.data.examples import Examples, write_examples
@@ -26,11 +27,17 @@ def digits(tmp_path_factory):
 
 def test_an_epoch_of_digits_has_every_image_with_its_label_once(digits):
     folder, images, labels = digits
-    examples = Examples.of(folder)
-    assert len(examples) == 1797
+    digit_records = Examples.of(folder)
+    assert len(digit_records) == 1797
     (batch,) = (1797,)
     feed = TrainingFeed(
-        [Shuffled(examples, 3)], [1.0], [2], global_batch_size=batch, rows=np.arange(batch), num_batches=2, prefetch=1
+        [Shuffled(digit_records, 3)],
+        [1.0],
+        [2],
+        global_batch_size=batch,
+        rows=np.arange(batch),
+        num_batches=2,
+        prefetch=1,
     )
     expected = sorted((image.tobytes(), label) for image, label in zip(images, labels.tolist(), strict=True))
     epochs = list(feed.start(feed.state(0)))
@@ -68,6 +75,10 @@ def test_what_is_wrong_is_one_sentence(digits, tmp_path):
         write_examples(tmp_path / "a", [{"x": np.zeros(2)}, {"x": np.zeros(3)}])
     with pytest.raises(UserError, match="there are no examples"):
         write_examples(tmp_path / "b", [])
+    for nothing in ({}, {"x": object()}):
+        with pytest.raises(UserError, match="give arrays or numbers of a fixed size"):
+            write_examples(tmp_path / "b", [nothing])
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="holds no examples that can be read"):
         Examples.of(tmp_path)
     write_examples(tmp_path / "c", [{"x": 1}])
@@ -75,3 +86,10 @@ def test_what_is_wrong_is_one_sentence(digits, tmp_path):
     file.write_bytes(b"no")
     with pytest.raises(UserError, match="is damaged: the checksum of examples-00000"):
         Examples.of(tmp_path / "c")
+
+
+def test_many_examples_lie_in_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(examples, "FILE_BYTES", 100)
+    write_examples(tmp_path / "many", ({"x": np.arange(i, i + 4)} for i in range(20)))
+    assert len(list((tmp_path / "many").glob("*.array_record"))) == 5
+    assert (Examples.of(tmp_path / "many").read(np.arange(19, -1, -1))["x"][:, 0] == np.arange(19, -1, -1)).all()

@@ -86,8 +86,50 @@ def test_a_state_is_small_and_plain():
 def test_sources_that_may_not_be_read_often_enough_are_refused():
     allowed = feeds(([13], [13]), (1, 1), "concatenate", 0, max_epochs=(2, 6), num_batches=2)
     assert allowed[0].epochs() == [2.0, 6.0]
-    with pytest.raises(UserError, match=r"train\.steps 3 needs 24 sequences.*allow is 16; choose at most 2 steps"):
-        feeds(([13], [13]), (1, 1), "concatenate", 0, max_epochs=(2, 6), num_batches=3)
+    (short,) = feeds(([13], [13]), (1, 1), "concatenate", 0, max_epochs=(2, 6), num_batches=3)
+    for refuse in (short.refuse_too_few, lambda: short.start(short.state(0))):
+        with pytest.raises(UserError, match=r"train\.steps 3 needs 24 sequences.*allow is 16; choose at most 2 steps"):
+            refuse()
     batches = list(islice(allowed[0].start(allowed[0].state(0)), 2))
     counts = np.bincount(np.concatenate([fields["tokens"][:, 0] // 100_000 for fields in batches]))
     assert counts.tolist() == [4, 12]
+
+
+def test_with_other_weights_what_was_read_before_counts():
+    (before,) = feeds(([13], [13]), (1, 1), "concatenate", 0, max_epochs=(8, 20), num_batches=4)
+    list(before.start(before.state(0)))
+    (after,) = feeds(([13], [13]), (0, 1), "concatenate", 0, max_epochs=(8, 20), num_batches=6)
+    assert len(list(after.start(before.state(4)))) == 2
+    assert after.epochs() == [8.0, 16.0]
+
+
+def test_sources_with_the_same_records_have_orders_of_their_own():
+    one, two = shuffled(([99], [99]), 6)
+    places = [source.take(np.arange(16))["tokens"][:, 0] % 100_000 for source in (one, two)]
+    assert (places[0] != places[1]).any()
+
+
+def test_sources_are_told_where_they_were():
+    class Recorded:
+        identity, records_per_epoch = "recorded", None
+
+        def __init__(self):
+            self.sought = []
+
+        def take(self, numbers):
+            return {"number": numbers}
+
+        def position(self, number):
+            return ["at", number]
+
+        def seek(self, position):
+            self.sought.append(position)
+
+    def feed(source):
+        return TrainingFeed([source], [1.0], [None], global_batch_size=4, rows=np.arange(4), num_batches=9, prefetch=1)
+
+    first, later = Recorded(), Recorded()
+    state = json.loads(json.dumps(feed(first).state(3)))
+    batch = next(feed(later).start(state))
+    assert later.sought == [["at", 12]]
+    assert batch["number"].tolist() == [12, 13, 14, 15]

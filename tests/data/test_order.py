@@ -55,6 +55,16 @@ def test_assign_far_out_is_the_same_function(weights, start):
 def test_shares_are_exact_in_the_long_run():
     for weights, shares in (((0.1, 0.2, 0.7), (1, 2, 7)), ((3, 0, 7, 0), (3, 0, 7, 0))):
         assert counts(10**12, weights) == [share * 10**11 for share in shares]
+    # Small shares too, far beyond what fits into a product of 64 bits.
+    for weights in ([1e-6, *[1.0] * 8], [2e-6, 1, 1, 1, 1], [0.123456789012345, 3e-7, 0.7]):
+        for number in (10**9, 10**12):
+            expected = number * np.asarray(weights) / sum(weights)
+            found = counts(number, weights)
+            assert np.abs(np.asarray(found) - expected).max() <= len(weights) + number * 2**-40
+            source, running = assign(np.arange(number, number + 999), weights)
+            for i in range(len(weights)):
+                mine = running[source == i]
+                assert mine.tolist() == list(range(found[i], found[i] + len(mine)))
 
 
 segments = st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any)),

@@ -70,6 +70,16 @@ def test_a_portion_that_cuts_a_document_keeps_to_itself():
     assert list(zip(starts.tolist(), lengths.tolist(), strict=True)) == [(5, 4), (10, 4), (14, 2)]
 
 
+def test_blocks_are_of_so_many_pieces_whatever_the_documents(monkeypatch):
+    monkeypatch.setattr(packing, "PIECES_PER_BLOCK", 10)
+    for lengths in ([100] * 30, [1, 2, 3] * 30, [1000, 1] * 5, [5000]):
+        some = portion(lengths, tokens_per_shard=999)
+        blocks = [len(starts) for starts, _ in pieces(some, 5)]
+        # More only where a single document is of more.
+        assert max(blocks) <= 20 + max(lengths) // 5
+        assert sum(blocks) == sum(-(-(length - 1) // 5) for length in lengths)
+
+
 def test_an_index_is_built_once_by_blocks_and_guarded(tmp_path, monkeypatch):
     monkeypatch.setattr(packing, "PIECES_PER_BLOCK", 7)
     for i in range(30):
@@ -88,6 +98,7 @@ def test_an_index_is_built_once_by_blocks_and_guarded(tmp_path, monkeypatch):
     assert len(told) == 2
     assert (again.piece_starts == open_index(kept, 16).piece_starts).all()
     path = index_path(kept, 16)
+    assert path.stat().st_mode == (tmp_path / "corpus").stat().st_mode
     (path / "piece_starts.bin").write_bytes(b"\0" * (path / "piece_starts.bin").stat().st_size)
     with pytest.raises(UserError, match="is damaged; remove it, and it will be built anew"):
         open_index(kept, 16)

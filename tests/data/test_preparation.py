@@ -335,3 +335,98 @@ def test_the_last_documents_are_held_out(fraction, lines, tmp_path):
     assert (kept.start, kept.stop, rest.stop) == (0, rest.start, corpus.manifest.num_tokens)
     assert kept.num_bytes == sum(len(text.encode()) for text in TEXTS[:count])
     assert rest.num_bytes == sum(len(text.encode()) for text in TEXTS[count:])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_text_that_ends_in_blank_lines_ends(tmp_path):
+    content = "Some line of text.\n" * 330
+    (tmp_path / "a.txt").write_text(content + "\n" * 7000)
+    (tmp_path / "b.txt").write_text("next")
+    prepare(tmp_path / "corpus", tmp_path / "*.txt")
+    corpus = open_corpus(tmp_path / "corpus")
+    assert documents_of(corpus) == [content + "\n" * 7000, "next"]
+    assert corpus.document_bytes.tolist() == [len(content) + 7000, 4]
+    assert corpus.manifest.num_bytes == len(content) + 7004
+
+
+@pytest.mark.parametrize("size", [9_990, 9_999, 10_000, 10_010])
+@pytest.mark.usefixtures("small")
+def test_a_single_document_about_as_long_as_a_shard_is_cut(size, tmp_path):
+    (tmp_path / "a.txt").write_text("x" * (size - 1))
+    prepare(tmp_path / "corpus", tmp_path / "a.txt")
+    corpus = open_corpus(tmp_path / "corpus")
+    assert corpus.manifest.num_tokens == size
+    kept, rest = hold_out(corpus, 0.1)
+    assert kept.num_bytes + rest.num_bytes == size - 1
+    assert rest.num_bytes == pytest.approx(0.1 * size, abs=2)
+
+
+def stop_after(units_done, lines, output):
+    class StoppedError(Exception):
+        pass
+
+    def watch(progress):
+        nonlocal units_done
+        units_done -= 1
+        if units_done < 0:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare_corpus(bytes_recipe(lines), output, watch=watch)
+    return output.with_name(f"{output.name}.unfinished")
+
+
+@pytest.mark.usefixtures("small")
+def test_damage_while_it_was_stopped_is_found(lines, tmp_path):
+    unfinished = stop_after(4, lines, tmp_path / "corpus")
+    before = {path: path.read_bytes() for path in unfinished.iterdir()}
+    tokens = sorted(unfinished.glob("tokens-*.bin"))[-1]
+    flipped = bytearray(tokens.read_bytes())
+    flipped[0] ^= 1
+    for change, named in (
+        (lambda: os.truncate(tokens, 10), tokens.name),
+        (lambda: tokens.write_bytes(flipped), tokens.name),
+        ((unfinished / "document_ends.bin").unlink, "document_ends.bin"),
+        (lambda: (unfinished / "journal.json").write_text("{}"), "journal.json"),
+        (lambda: (unfinished / "tokenizer.json").write_text("{}"), "tokenizer.json"),
+    ):
+        change()
+        with pytest.raises(UserError, match=rf"{named} is damaged; remove .*corpus\.unfinished to start over"):
+            prepare(tmp_path / "corpus", lines)
+        for path, content in before.items():
+            path.write_bytes(content)
+    prepare(tmp_path / "corpus", lines)
+    assert documents_of(open_corpus(tmp_path / "corpus")) == TEXTS
+
+
+@pytest.mark.usefixtures("small")
+def test_units_that_were_torn_are_done_again_and_nothing_is_left_over(lines, tmp_path):
+    unfinished = stop_after(2, lines, tmp_path / "corpus")
+    report = '{"num_tokens": 100, "num_documents": 1, "open_bytes": 0, "spans": []}'
+    for number in (0, 2):
+        (unfinished / f"unit-{number:08}.json").write_text(report)
+        (unfinished / f"unit-{number:08}.tokens").write_bytes(bytes(99))
+        (unfinished / f"unit-{number:08}.documents").write_bytes(bytes(16))
+    (unfinished / ".journal.json.partial").write_text("half")
+    prepare(tmp_path / "corpus", lines)
+    corpus = open_corpus(tmp_path / "corpus")
+    assert documents_of(corpus) == TEXTS
+    assert {path.name for path in (tmp_path / "corpus").iterdir()} == {*corpus.manifest.files, "manifest.json"}
+
+
+def test_a_file_that_changes_meanwhile_is_refused(lines, tmp_path):
+    with pytest.raises(UserError, match=r"a\.jsonl changed while it was read; remove .*unfinished and prepare"):
+        prepare_corpus(bytes_recipe(lines), tmp_path / "corpus", watch=lambda progress: os.truncate(lines, 3000))
+
+
+def test_strictness_holds_for_what_is_there(lines, tmp_path):
+    with open(lines, "a") as file:
+        file.write("odd\n")
+    prepare(tmp_path / "corpus", lines)
+    with pytest.raises(UserError, match=r"prepared without strictness, and 1 lines left out: .* line 301 is no JSON"):
+        prepare(tmp_path / "corpus", lines, strict=True)
+
+
+def test_the_root_is_no_place_for_a_corpus(lines):
+    with pytest.raises(UserError, match="/ cannot be a corpus; give a folder within it"):
+        prepare(Path("/"), lines)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,14 +12,16 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.processors import TemplateProcessing
 
 from dseekjax.data.encoding import encode
-from dseekjax.data.preparation import units
+from dseekjax.data.preparation import learning, units
+from dseekjax.data.preparation.learning import sample
 from dseekjax.data.reading import open_bytes, parts, text
 from dseekjax.data.reading.documents import Passed, Span, read_documents, whole
 from dseekjax.data.reading.inputs import Format, find_inputs
 from dseekjax.data.reading.open_bytes import zstd
-from dseekjax.data.tokenizers import load_tokenizer, train_tokenizer
+from dseekjax.data.tokenizers import bytes_tokenizer, load_tokenizer, train_tokenizer
 from dseekjax.errors import UserError
 from tests.conftest import REPOSITORY
 
@@ -51,7 +54,7 @@ words = st.text(st.sampled_from("ab# \n\u00fc\u8a9e"), max_size=150)
 
 
 @pytest.mark.usefixtures("small_steps")
-@pytest.mark.parametrize("separator", [r"##", r"(?m)^(?=#)", r"(?<=\n\n)", r"\n#+\n"])
+@pytest.mark.parametrize("separator", [r"##", r"(?m)^(?=#)", r"(?<=\n\n)", r"\n#+\n", r"#(?!b)"])
 def test_a_text_is_split_as_the_whole_would_be(separator, tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
 
@@ -210,3 +213,63 @@ def test_parts_of_a_text_have_the_tokens_of_the_whole(name, monkeypatch):
     assert len(cut) > 100
     ids, _ = encode(tokenizer, 0, cut)
     assert ids == [*tokenizer.encode(content, add_special_tokens=False).ids, 0]
+
+
+def test_byte_order_marks_are_no_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n', encoding="utf-8-sig")
+    (tmp_path / "a.txt").write_text("one", encoding="utf-8-sig")
+    assert documents(tmp_path / "a.jsonl")[0] == ["one", "two"]
+    assert documents(tmp_path / "a.txt")[0] == ["one"]
+
+
+def test_parquet_strings_of_any_kind_are_read_and_others_refused(tmp_path):
+    for kind in (pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())):
+        table(tmp_path / "a.parquet", pyarrow.array(["a", "b", "a"]).cast(kind))
+        assert documents(tmp_path / "a.parquet")[0] == ["a", "b", "a"]
+    table(tmp_path / "b.parquet", pyarrow.array([["a"], ["b"]]))
+    with pytest.raises(UserError, match="column 'text' is of type list<"):
+        documents(tmp_path / "b.parquet")
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"\xff"]).buffers())
+    table(tmp_path / "c.parquet", broken)
+    with pytest.raises(UserError, match=r"c\.parquet is no sound Parquet file .*utf-8"):
+        documents(tmp_path / "c.parquet")
+
+
+def test_a_file_is_named_once_and_only_files_are(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    assert [file.path for file in find_inputs([f"{tmp_path}/*.txt", f"{tmp_path}/b.txt"])] == [f"{tmp_path}/a.txt"]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is neither a file nor a pattern of files"):
+        find_inputs([str(tmp_path / "pipe")])
+    with pytest.raises(UserError, match="a path is empty"):
+        find_inputs([""])
+
+
+def test_a_tokenizer_learns_from_evenly_spread_parts_of_what_is_not_held_out(tmp_path, monkeypatch):
+    for i in range(100):
+        (tmp_path / f"{i:02}.txt").write_text(f"document {i:02}")
+    files = find_inputs([f"{tmp_path}/*.txt"])
+    assert len(list(sample(files, Format(), 0.1))) == 90
+    monkeypatch.setattr(learning, "LEARNED_CHARACTERS", 110)
+    assert list(sample(files, Format(), 0.1)) == [f"document {i:02}" for i in range(0, 90, 10)]
+    (tmp_path / "00.txt").write_text("x" * 1000)
+    monkeypatch.setattr(learning, "LEARNED_CHARACTERS", 10_000)
+    assert [len(text) for text in sample(find_inputs([f"{tmp_path}/00.txt"]), Format(), 0.25)] == [750]
+
+
+def test_tokenizers_that_cut_pad_or_add_tokens_do_not(tmp_path):
+    tokenizer = train_tokenizer(["some text to learn from"] * 9, 270, "<end>")
+    plain = tokenizer.encode("some text " * 50).ids
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=64)
+    start = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ids, lengths = encode(load_tokenizer(tmp_path / "tokenizer.json"), 7, [parts.Part("some text " * 50, True)])
+    assert ids == [*plain, 7]
+    assert lengths == [len(ids)]
+    for token in ("a", ""):
+        with pytest.raises(UserError, match="cannot end documents: it is text"):
+            bytes_tokenizer(token)

@@ -183,6 +183,8 @@ def test_sources_that_do_not_go_together_are_refused(text, tmp_path):
 
     refused("data.sources.0.path: .*is no corpus: it has no manifest", [{"path": str(tmp_path / "folder")}])
     refused("sources.0.streaming is for files", [{**corpus, "streaming": True}])
+    refused("data.sources.0: the text field 'body' is not for text files", [{"path": str(text), "text_field": "body"}])
+    refused("sources.0.text_field is for files", [{**corpus, "text_field": "body"}])
     refused("sources.0.document_separator is for files", [{**corpus, "document_separator": "x"}])
     refused("data.sources.0 has its tokenizer already; set data.tokenizer to null", [corpus], tokenizer="train:300")
     other = tmp_path / "other.json"
@@ -206,9 +208,13 @@ def test_streams_hold_nothing_out(text, tmp_path):
     ("changes", "message"),
     [
         ({"sources": [{"path": "a", "weight": 0}]}, "sources all have the weight 0"),
-        ({"sources": [{"path": "a", "weight": 1e-9}, {"path": "b"}]}, "is less than a millionth of 1.0"),
+        ({"sources": [{"path": "a", "weight": 1e-9}, {"path": "b"}]}, "is less than a billionth of all"),
         ({"sources": [{"path": "a", "streaming": True, "max_epochs": 2}]}, "max_epochs 2 is not known to a source"),
         ({"evaluation_sources": [{"path": "a", "streaming": True}]}, r"evaluation_sources\.0\.streaming is true"),
+        ({"evaluation_sources": [{"path": "a", "max_epochs": 2}]}, r"evaluation_sources\.0\.max_epochs is 2"),
+        ({"evaluation_sources": [{"path": "a", "weight": 2}]}, r"evaluation_sources\.0\.weight is 2.0"),
+        ({"sources": [{"path": "a", "document_separator": ""}]}, "matches everywhere"),
+        ({"tokenizer": "train:9999999999999"}, "train: needs a vocabulary size"),
         ({"tokenizer": "train:3"}, "train: needs a vocabulary size of at least 257"),
         ({"sources": [{"path": "a", "document_separator": "("}]}, "is not a regular expression"),
     ],

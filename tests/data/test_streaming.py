@@ -141,3 +141,30 @@ def test_what_holds_nothing_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text("odd\n\n")
     with pytest.raises(UserError, match=r"a\.jsonl, and what is named with it, holds no document to stream"):
         streamed(tmp_path).take(np.arange(1))
+
+
+def test_a_document_longer_than_blocks_can_be_gone_on_with_anywhere(tmp_path):
+    text = ",".join(map(str, range(1000)))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}))
+    stream = [*bytes_tokenizer(END).encode(text).ids, 256] * 3
+    position = streamed(tmp_path).position(0)
+    for block in range(6):
+        source = streamed(tmp_path)
+        source.seek(position)
+        tokens = source.take(np.arange(block * BLOCK, (block + 1) * BLOCK))["tokens"]
+        expected = np.asarray(stream[block * BLOCK * LENGTH :][: BLOCK * LENGTH]).reshape(BLOCK, LENGTH)
+        assert sorted(map(tuple, tokens.tolist())) == sorted(map(tuple, expected.tolist()))
+        position = source.position((block + 1) * BLOCK)
+        assert position[0] == block + 1
+
+
+def test_other_files_have_another_identity(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "the"}')
+    before = streamed(tmp_path).identity
+    assert streamed(tmp_path).identity == before
+    (tmp_path / "a.jsonl").write_text('{"text": "THE"}')
+    assert streamed(tmp_path).identity != before
+    other = tmp_path / "moved"
+    other.mkdir()
+    (other / "a.jsonl").write_text('{"text": "the"}')
+    assert streamed(other).identity == before

@@ -21,6 +21,8 @@ def claimed(output: Path, wait: bool) -> Iterator[Path | None]:
         UserError: another process has it.
         OSError: the folder cannot be made.
     """
+    if not output.name:
+        raise UserError(f"{output} cannot be a corpus; give a folder within it")
     unfinished = output.with_name(f"{output.name}.unfinished")
     while not output.exists():
         unfinished.mkdir(parents=True, exist_ok=True)

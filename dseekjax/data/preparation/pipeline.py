@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from dseekjax.data.manifest import (
     MANIFEST,
     TOKENIZER,
     File,
+    LeftOut,
     Manifest,
     hash_file,
     read_manifest,
@@ -23,7 +25,7 @@ from dseekjax.data.manifest import (
 )
 from dseekjax.data.preparation.claim import claimed
 from dseekjax.data.preparation.pool import encoded
-from dseekjax.data.preparation.shards import JOURNAL, SHARD_BYTES, Journal, Shards, read_journal, write_journal
+from dseekjax.data.preparation.shards import SHARD_BYTES, Journal, Shards, read_journal, write_journal
 from dseekjax.data.preparation.units import UNIT_BYTES, plan_units
 from dseekjax.data.preparation.worker import Encoder, UnitFiles
 from dseekjax.data.reading.inputs import Format, Input
@@ -86,18 +88,20 @@ def prepare_corpus(
     made_from = recipe.fingerprint
     with _explained(output), claimed(output, wait) as unfinished:
         if unfinished is None:
-            return _refuse_other(output, made_from)
+            return _refuse_other(output, recipe, made_from)
         if not (unfinished / MANIFEST).is_file():
             write_manifest(unfinished, _make(recipe, made_from, unfinished, workers, watch))
-        manifest = _refuse_other(unfinished, made_from)
-        (unfinished / JOURNAL).unlink(missing_ok=True)
+        manifest = _refuse_other(unfinished, recipe, made_from)
+        for path in unfinished.iterdir():
+            # The journal, and what a kill left half done.
+            if path.name not in (MANIFEST, *manifest.files):
+                path.unlink()
         unfinished.rename(output)
         return manifest
 
 
 def _make(recipe: Recipe, made_from: str, folder: Path, workers: int, watch: Watch) -> Manifest:
-    journal = _begin(folder, made_from)
-    tokenizer = _tokenizer(folder / TOKENIZER, recipe.make_tokenizer)
+    journal, tokenizer = _begin(folder, recipe, made_from)
     end_token = end_of_document_id(tokenizer, recipe.end_of_document)
     dtype = "uint16" if vocabulary_size(tokenizer) <= 1 << 16 else "uint32"
     units = plan_units(recipe.inputs, recipe.format)
@@ -111,6 +115,7 @@ def _make(recipe: Recipe, made_from: str, folder: Path, workers: int, watch: Wat
             done += sizes[number]
             watch(Progress(done, sum(sizes), shards.journal.num_tokens))
         journal = shards.journal
+        _refuse_changed(recipe.inputs, folder)
         _refuse_empty(journal, recipe.inputs)
         files = shards.finish()
     lines = "".join(json.dumps(asdict(file), ensure_ascii=False) + "\n" for file in recipe.inputs)
@@ -133,27 +138,25 @@ def _make(recipe: Recipe, made_from: str, folder: Path, workers: int, watch: Wat
     )
 
 
-def _begin(folder: Path, made_from: str) -> Journal:
-    journal = read_journal(folder)
+def _begin(folder: Path, recipe: Recipe, made_from: str) -> tuple[Journal, tokenizers.Tokenizer]:
+    path, journal = folder / TOKENIZER, read_journal(folder)
     if journal is None:
-        journal = Journal(made_from=made_from)
+        # The tokenizer comes first, and always from the file: a second start must have the same as the first.
+        write_whole(path, recipe.make_tokenizer().to_str())
+        journal = Journal(made_from=made_from, tokenizer=hash_file(path))
         write_journal(folder, journal)
     if journal.made_from != made_from:
         raise UserError(
             f"{folder} was begun with other files, another tokenizer or other options, or a file has changed since; "
             "go on with those, or remove it to start over"
         )
-    return journal
+    if not path.is_file() or hash_file(path) != journal.tokenizer:
+        raise UserError(f"{path} is damaged; remove {folder} to start over")
+    _refuse_left_out(recipe, journal.left_out, folder)
+    return journal, tokenizers.Tokenizer.from_file(str(path))
 
 
-def _tokenizer(path: Path, make: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
-    if not path.is_file():
-        write_whole(path, make().to_str())
-    # Always from the file, so that a second start has the same as the first.
-    return tokenizers.Tokenizer.from_file(str(path))
-
-
-def _refuse_other(output: Path, made_from: str) -> Manifest:
+def _refuse_other(output: Path, recipe: Recipe, made_from: str) -> Manifest:
     if not (output / MANIFEST).is_file():
         raise UserError(f"{output} is there and is no corpus; choose another folder, or remove it")
     manifest = read_manifest(output)
@@ -162,7 +165,23 @@ def _refuse_other(output: Path, made_from: str) -> Manifest:
             f"{output} was prepared from other files, or with another tokenizer or other options, and a corpus holds "
             "one kind only; choose another folder, and give both as data.sources"
         )
+    _refuse_left_out(recipe, manifest.left_out, output)
     return manifest
+
+
+def _refuse_left_out(recipe: Recipe, left_out: LeftOut, folder: Path) -> None:
+    if recipe.format.strict and left_out.num_malformed:
+        raise UserError(
+            f"{folder} was prepared without strictness, and {left_out.num_malformed:,} lines left out: "
+            f"{left_out.examples[0]}; mend that, and choose another folder"
+        )
+
+
+def _refuse_changed(inputs: Sequence[Input], folder: Path) -> None:
+    for file in inputs:
+        status = os.stat(file.path)
+        if (status.st_size, status.st_mtime_ns) != (file.size, file.modified):
+            raise UserError(f"{file.path} changed while it was read; remove {folder} and prepare it again")
 
 
 def _refuse_empty(journal: Journal, inputs: Sequence[Input]) -> None:

@@ -1,21 +1,20 @@
 """The tokens of all units, one after the other, in shards; it goes on from wherever it was stopped."""
 
-import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel
 
-from dseekjax.data.manifest import DOCUMENT_BYTES, DOCUMENT_ENDS, File, LeftOut, hash_file, shard_name
+from dseekjax.data.manifest import DOCUMENT_BYTES, DOCUMENT_ENDS, File, LeftOut, shard_name
+from dseekjax.data.preparation.appended import COPIED_BYTES, Appended, Left
 from dseekjax.data.preparation.worker import UnitFiles, UnitReport
 from dseekjax.data.reading.documents import REPORTED, Passed
+from dseekjax.errors import UserError
 from dseekjax.files import write_whole
 
 SHARD_BYTES = 128 << 20
-COPIED_BYTES = 8 << 20
 JOURNAL = "journal.json"
 
 
@@ -24,6 +23,8 @@ class Journal(BaseModel):
 
     made_from: str
     """Fingerprint of inputs, tokenizer and options."""
+    tokenizer: str
+    """Hash of its file."""
     num_units: int = 0
     num_tokens: int = 0
     num_documents: int = 0
@@ -32,15 +33,26 @@ class Journal(BaseModel):
     """Of the document that goes on in the next unit."""
     full_shards: list[str] = []
     """Their hashes."""
+    shard: Left = Left()
+    """The shard that is not full yet."""
+    ends: Left = Left()
+    bytes: Left = Left()
     left_out: LeftOut = LeftOut()
     lines_of_file: int = 0
     """How many lines of the file that the last unit ended in have been read."""
 
 
 def read_journal(folder: Path) -> Journal | None:
-    """The journal of an earlier run in this folder, if there was one."""
+    """The journal of an earlier run in this folder, if there was one.
+
+    Raises:
+        UserError: it is damaged.
+    """
     path = folder / JOURNAL
-    return Journal.model_validate_json(path.read_bytes()) if path.is_file() else None
+    try:
+        return Journal.model_validate_json(path.read_bytes()) if path.is_file() else None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged; remove {folder} to start over") from error
 
 
 def write_journal(folder: Path, journal: Journal) -> None:
@@ -58,21 +70,16 @@ class Shards:
             journal: where to go on.
         """
         self._folder = folder
-        self._itemsize = np.dtype(dtype).itemsize
-        self.tokens_per_shard = SHARD_BYTES // self._itemsize
+        self.tokens_per_shard = SHARD_BYTES // np.dtype(dtype).itemsize
         self.journal = journal
         self._full = list(journal.full_shards)
 
     def __enter__(self) -> Self:
-        begun = [shard_name(number) for number in range(len(self._full) + 1)]
-        for path in self._folder.glob("tokens-*.bin"):
-            if path.name not in begun:
-                path.unlink()
-        documents = self.journal.num_documents * 8
-        self._ends = _open_at(self._folder / DOCUMENT_ENDS, documents)
-        self._bytes = _open_at(self._folder / DOCUMENT_BYTES, documents)
-        tokens = self.journal.num_tokens - len(self._full) * self.tokens_per_shard
-        self._open_shard(tokens * self._itemsize)
+        """Raises UserError if what the journal tells of is not there any more."""
+        journal = self.journal
+        self._ends = Appended(self._folder / DOCUMENT_ENDS, journal.ends)
+        self._bytes = Appended(self._folder / DOCUMENT_BYTES, journal.bytes)
+        self._shard = Appended(self._folder / shard_name(len(self._full)), journal.shard)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -93,15 +100,19 @@ class Shards:
         self._bytes.write(num_bytes.tobytes())
         self._append_tokens(files.tokens)
         for file in (self._shard, self._ends, self._bytes):
-            _flush(file)
+            file.flush()
         self.journal = Journal(
             made_from=before.made_from,
+            tokenizer=before.tokenizer,
             num_units=before.num_units + 1,
             num_tokens=before.num_tokens + report.num_tokens,
             num_documents=before.num_documents + report.num_documents,
             num_bytes=before.num_bytes + int(num_bytes.sum()),
             open_bytes=report.open_bytes + (0 if report.num_documents else before.open_bytes),
             full_shards=list(self._full),
+            shard=self._shard.left,
+            ends=self._ends.left,
+            bytes=self._bytes.left,
             **_left_out(before, report.spans),
         )
         write_journal(self._folder, self.journal)
@@ -109,35 +120,22 @@ class Shards:
 
     def finish(self) -> dict[str, File]:
         """The files that were written, with their hashes."""
-        hashes = self._full
-        if self._shard_size:
-            hashes = [*self._full, self._digest.hexdigest()]
-        else:
-            (self._folder / shard_name(len(self._full))).unlink()
-        files = {shard_name(number): sha256 for number, sha256 in enumerate(hashes)}
-        files |= {name: hash_file(self._folder / name) for name in (DOCUMENT_ENDS, DOCUMENT_BYTES)}
-        return {name: File.of(self._folder / name, sha256) for name, sha256 in files.items()}
-
-    def _open_shard(self, size: int) -> None:
-        """Goes on with the last shard, which has `size` bytes so far."""
-        path = self._folder / shard_name(len(self._full))
-        self._shard, self._shard_size = _open_at(path, size), size
-        self._digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            while block := file.read(COPIED_BYTES):
-                self._digest.update(block)
+        assert not self.journal.open_bytes, "the last document has no end"
+        full = {shard_name(number): File(size=SHARD_BYTES, sha256=it) for number, it in enumerate(self._full)}
+        growing = {DOCUMENT_ENDS: self._ends.left, DOCUMENT_BYTES: self._bytes.left}
+        if self._shard.size:
+            growing[shard_name(len(self._full))] = self._shard.left
+        return full | {name: File(size=left.size, sha256=left.sha256) for name, left in growing.items()}
 
     def _append_tokens(self, path: Path) -> None:
         with open(path, "rb") as tokens:
-            while block := tokens.read(min(COPIED_BYTES, SHARD_BYTES - self._shard_size)):
+            while block := tokens.read(min(COPIED_BYTES, SHARD_BYTES - self._shard.size)):
                 self._shard.write(block)
-                self._digest.update(block)
-                self._shard_size += len(block)
-                if self._shard_size == SHARD_BYTES:
-                    _flush(self._shard)
+                if self._shard.size == SHARD_BYTES:
+                    self._shard.flush()
                     self._shard.close()
-                    self._full.append(self._digest.hexdigest())
-                    self._open_shard(0)
+                    self._full.append(self._shard.left.sha256)
+                    self._shard = Appended(self._folder / shard_name(len(self._full)), Left())
 
 
 def _left_out(before: Journal, spans: Sequence[Passed]) -> dict[str, Any]:
@@ -152,16 +150,3 @@ def _left_out(before: Journal, spans: Sequence[Passed]) -> dict[str, Any]:
         examples=examples[:REPORTED],
     )
     return {"left_out": left_out, "lines_of_file": lines}
-
-
-def _open_at(path: Path, size: int) -> BinaryIO:
-    """A file to append to, without what lies beyond `size`."""
-    file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 - closed by its owner
-    file.truncate(size)
-    file.seek(size)
-    return file
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -1,5 +1,6 @@
 """One unit of work: its documents read, tokenised and written down."""
 
+import os
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -86,6 +87,10 @@ class Encoder:
                         open_tokens = open_bytes = 0
                 ends.write(np.asarray(closed, np.int64).tobytes())
                 documents += len(closed)
+            # Before the report that vouches for them.
+            for file in (tokens, ends):
+                file.flush()
+                os.fsync(file.fileno())
         report = UnitReport(
             num_tokens=num_tokens,
             num_documents=documents,

@@ -67,13 +67,14 @@ def read_documents(span: Span, format: Format, passed: Passed) -> Iterator[Part]
     path = span.file.path
     try:
         if span.file.kind == "text":
-            yield from _without_empty(read_text(span.file, span.start, span.stop, format.document_separator), passed)
+            parts = read_text(span.file, span.start, span.stop, format.document_separator)
+            yield from _without_empty(parts, passed, is_open=span.start > 0)
             return
         rows = read_json_lines if span.file.kind == "jsonl" else read_parquet
         for row in rows(span.file, span.start, span.stop, format.text_field):
             number, passed.num_lines = passed.num_lines, passed.num_lines + 1
             if row.text is not None:
-                yield from _without_empty(cut(row.text, True), passed)
+                yield from _without_empty(cut(row.text, True), passed, is_open=False)
                 continue
             passed.num_malformed += 1
             if format.strict:
@@ -86,8 +87,8 @@ def read_documents(span: Span, format: Format, passed: Passed) -> Iterator[Part]
         raise UserError(f"cannot read {path} ({error.strerror or error}); mend that and run again") from error
 
 
-def _without_empty(parts: Iterable[Part], passed: Passed) -> Iterator[Part]:
-    is_open = False
+def _without_empty(parts: Iterable[Part], passed: Passed, is_open: bool) -> Iterator[Part]:
+    """Leaves out documents of nothing but white space; `is_open` tells whether the first part goes on with one."""
     for part in parts:
         if not is_open and part.ends and (not part.text or part.text.isspace()):
             passed.num_empty += 1

@@ -1,10 +1,12 @@
 """Which files are meant, and what is in them."""
 
+import errno
 import glob
 import hashlib
 import importlib.resources
 import json
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from dseekjax.errors import UserError
 
 BUILTIN = "builtin:"
 TABLES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+SAMPLED_BYTES = 1 << 16
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -27,6 +30,16 @@ class Format:
     """Of text files: regular expression between two documents; null makes a file one document."""
     strict: bool = False
     """Whether a line that is no document is an error, rather than skipped and counted."""
+
+    def refuse_unused(self, inputs: Sequence["Input"]) -> None:
+        """Raises UserError if it says how to read files of a kind that is not there."""
+        kinds = {file.kind for file in inputs}
+        if self.document_separator is not None and "text" not in kinds:
+            raise UserError("a document separator is for text files, and there are none; leave it out")
+        if self.text_field != "text" and kinds == {"text"}:
+            raise UserError(
+                f"the text field {self.text_field!r} is not for text files, and there are no others; leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -51,13 +64,24 @@ def find_inputs(patterns: Iterable[str]) -> tuple[Input, ...]:
     found: dict[str, Input] = {}
     for pattern in patterns:
         for path in _paths(pattern):
-            found.setdefault(str(path.absolute()), _input(path))
+            found.setdefault(os.path.realpath(path), _input(path))
     return tuple(found.values())
 
 
-def names_and_sizes(inputs: Sequence[Input]) -> str:
-    """A hash that changes when a file is renamed, added or of another size, but not when all are moved elsewhere."""
-    return hashlib.sha256(json.dumps([(Path(file.path).name, file.size) for file in inputs]).encode()).hexdigest()
+def fingerprint_of(inputs: Sequence[Input]) -> str:
+    """A hash of names, sizes and some of the content of files, which stays when all are moved elsewhere.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for file in inputs:
+        digest.update(json.dumps([Path(file.path).name, file.size]).encode())
+        with open(file.path, "rb") as stream:
+            for place in (0, file.size // 2, max(0, file.size - SAMPLED_BYTES)):
+                stream.seek(place)
+                digest.update(stream.read(SAMPLED_BYTES))
+    return digest.hexdigest()
 
 
 def _paths(pattern: str) -> list[Path]:
@@ -66,6 +90,8 @@ def _paths(pattern: str) -> list[Path]:
         if not file.is_file():
             raise UserError(f"there is no {pattern}; the only built-in text is builtin:emma")
         return [file]
+    if not pattern:
+        raise UserError("a path is empty; give the path of a file")
     path = Path(pattern).expanduser()
     if path.is_dir():
         raise UserError(f"{pattern} is a folder; name its files, as in '{pattern.rstrip('/')}/**/*.txt'")
@@ -84,13 +110,15 @@ def _input(path: Path) -> Input:
     inner = suffixes[:-1] if compression else suffixes
     kind = TABLES.get(inner[-1].lower(), "text") if inner else "text"
     try:
-        if not os.access(path, os.R_OK) and path.exists():
-            raise PermissionError(13, "Permission denied")
         status = path.stat()
+        if not os.access(path, os.R_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror}); give the path of a file, relative to the working folder"
         ) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path} is neither a file nor a pattern of files; give one")
     if kind == "parquet" and compression:
         raise UserError(f"{path} is compressed as a whole; Parquet compresses by column, so give it unpacked")
     return Input(str(path.absolute()), kind, compression, status.st_size, status.st_mtime_ns)  # type: ignore[arg-type]

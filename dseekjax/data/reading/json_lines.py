@@ -1,5 +1,6 @@
 """JSON lines as rows."""
 
+import codecs
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +21,11 @@ def read_json_lines(file: Input, start: int, stop: int, text_field: str) -> Iter
         if start:
             stream.seek(start)
         left = stop - start
-        for line in stream:
+        for number, line in enumerate(stream):
             if left <= 0 and file.compression is None:
                 break
             left -= len(line)
-            yield _row(line, text_field)
+            yield _row(line.removeprefix(codecs.BOM_UTF8) if number == start == 0 else line, text_field)
 
 
 def _row(line: bytes, text_field: str) -> Row:

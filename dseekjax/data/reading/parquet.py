@@ -9,6 +9,7 @@ from dseekjax.data.reading.parts import Row
 from dseekjax.errors import UserError
 
 ROWS_PER_READ = 256
+STRINGS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
 
 
 def read_parquet(file: Input, start: int, stop: int, text_field: str) -> Iterator[Row]:
@@ -23,7 +24,7 @@ def read_parquet(file: Input, start: int, stop: int, text_field: str) -> Iterato
             known = ", ".join(map(repr, names))
             raise UserError(f"{file.path} has no column {text_field!r}, only {known}; give the one of the text")
         kind = str(table.schema_arrow.field(text_field).type)
-        if "string" not in kind:
+        if not kind.startswith(STRINGS):
             raise UserError(f"{file.path}: column {text_field!r} is of type {kind}; give one of strings")
         groups = list(range(start, stop))
         for batch in table.iter_batches(ROWS_PER_READ, row_groups=groups, columns=[text_field]):
@@ -50,6 +51,6 @@ def _open(file: Input) -> Iterator[Any]:
     try:
         with pyarrow.parquet.ParquetFile(file.path, memory_map=True, pre_buffer=False) as table:
             yield table
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"{file.path} is no sound Parquet file ({reason}); get it anew") from error
