@@ -58,7 +58,6 @@ words = st.text(st.sampled_from("ab# \n\u00fc\u8a9e"), max_size=150)
 def test_a_text_is_split_as_the_whole_would_be(separator, tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
 
-    @given(words)
     def check(content):
         path.write_text(content, newline="")
         found, (passed,) = documents(path, Format(document_separator=separator))
@@ -66,7 +65,10 @@ def test_a_text_is_split_as_the_whole_would_be(separator, tmp_path_factory):
         assert found == [piece for piece in expected if not piece.isspace()]
         assert passed.num_empty == sum(piece.isspace() for piece in expected)
 
-    check()
+    given(words)(check)()
+    # A separator at every distance from where a step of reading ends.
+    for before in range(80):
+        check("a" * before + "#b" + "a" * 80)
 
 
 @pytest.mark.usefixtures("small_steps")
@@ -263,7 +265,7 @@ def test_tokenizers_that_cut_pad_or_add_tokens_do_not(tmp_path):
     plain = tokenizer.encode("some text " * 50).ids
     tokenizer.add_special_tokens(["<s>"])
     tokenizer.enable_truncation(8)
-    tokenizer.enable_padding(length=64)
+    tokenizer.enable_padding(length=4096)
     start = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", start)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))

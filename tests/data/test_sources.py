@@ -113,6 +113,16 @@ def test_prepared_and_unprepared_sources_mix_with_the_tokenizer_of_the_prepared(
     assert data.evaluation[0].num_bytes == len(LINES.encode())
 
 
+def test_the_same_file_twice_has_two_orders(text, tmp_path):
+    twice = several([{"path": str(text)}] * 2, tmp_path, sequence_length=16)
+    one, two = (source.take(np.arange(20))["tokens"] for source in training_sources(opened(twice), twice, seed=0))
+    assert (one != two).any()
+    (same, _) = training_sources(opened(twice), twice, seed=0)
+    (other, _) = training_sources(opened(twice), twice, seed=1)
+    assert (same.take(np.arange(20))["tokens"] == one).all()
+    assert (other.take(np.arange(20))["tokens"] != one).any()
+
+
 def test_packing_is_told_and_built_for_training_and_what_is_held_out(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"{i} " * 5}) + "\n" for i in range(90)))
     some = config(tmp_path / "a.jsonl", tmp_path, packing="first_fit", sequence_length=64)

@@ -65,8 +65,8 @@ def _whole(blocks: Iterator[str], ends: bool) -> Iterator[Part]:
 def _split(blocks: Iterator[str], separator: re.Pattern[str]) -> Iterator[Part]:
     text, done, at_end, is_open = "", 0, False, False
     while not at_end:
-        # In steps large against what is searched twice.
-        while len(text) - done < 2 * PART_CHARACTERS and not at_end:
+        # Enough that a part is sure, in steps large against what is searched twice.
+        while len(text) - done <= 2 * PART_CHARACTERS + SEPARATOR_CHARACTERS and not at_end:
             block = next(blocks, None)
             text, at_end = (text, True) if block is None else (text + block, False)
         trusted = len(text) if at_end else len(text) - SEPARATOR_CHARACTERS
