@@ -1,6 +1,7 @@
 """The door to preparing data: what a user meets."""
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -167,3 +168,19 @@ def test_a_run_goes_on_with_other_weights_and_repeats_to_the_last_bit(corpus, tm
     assert start("two", 10, (1, 9), f"data.sources.0.path={tmp_path / 'other'}") == 2
     assert "what they hold, or how it is cut, changed since this run began" in capsys.readouterr().err
     assert len(list(read_records(tmp_path / "two" / "metrics.jsonl"))) == 9
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    """Far less than the library needs to tokenise all of it at once."""
+    (tmp_path / "a.txt").write_text("".join(f"Line {i} of a text that is one document.\n" for i in range(250_000)))
+    command = [sys.executable, "-m", "dseekjax.prepare", "--input", str(tmp_path / "a.txt"), "--workers", "1"]
+    limit = 400 << 20
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "corpus")],
+        cwd=REPOSITORY,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 documents" in done.stdout
