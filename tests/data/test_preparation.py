@@ -419,6 +419,11 @@ def test_a_file_that_changes_meanwhile_is_refused(lines, tmp_path):
         prepare_corpus(bytes_recipe(lines), tmp_path / "corpus", watch=lambda progress: os.truncate(lines, 3000))
 
 
+def test_a_file_that_goes_meanwhile_is_named(lines, tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*a\.jsonl \(No such file or directory\)"):
+        prepare_corpus(bytes_recipe(lines), tmp_path / "corpus", watch=lambda progress: lines.unlink(missing_ok=True))
+
+
 def test_strictness_holds_for_what_is_there(lines, tmp_path):
     with open(lines, "a") as file:
         file.write("odd\n")

@@ -203,6 +203,9 @@ def _explained(output: Path) -> Iterator[None]:
             "and it goes on where it stopped"
         ) from error
     except OSError as error:
+        place = str(error.filename or output)
+        if not place.startswith(str(output)):
+            raise UserError(f"cannot read {place} ({error.strerror}); mend that and prepare again") from error
         raise UserError(
             f"cannot write {output} ({error.strerror or error}); make room there or choose another folder, and run the "
             "same command again: it goes on where it stopped"
