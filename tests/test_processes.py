@@ -22,6 +22,8 @@ def command_in(folder):
     arguments = [
         *(sys.executable, "-m", "dseekjax.train", *door_arguments(folder)),
         *("train.steps=20", "optimizer.schedule.kind=constant", "insight.print_every_steps=1"),
+        # Large steps multiply what sums in another order differ by, until it is more than that.
+        "optimizer.learning_rate=0.003",
     ]
     return lambda *overrides, run="run": [*arguments, f"run.dir={folder / run}", *overrides]
 
