@@ -123,7 +123,7 @@ def test_another_model_is_refused_by_its_first_array(saved, capfd):
 
 
 def test_other_data_is_refused(saved, program):
-    with pytest.raises(UserError, match=r"data.sources: the text or its tokens changed"):
+    with pytest.raises(UserError, match=r"data.sources: what they hold, or how it is cut, changed"):
         start(hook(saved, program), identity=["y"])
 
 
