@@ -98,6 +98,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{folder} is no corpus: it has no {MANIFEST}; give a folder that was prepared")
     try:
         values = json.loads(path.read_bytes())
+        if values.get("kind", "tokens") != "tokens":
+            raise UserError(f"{folder} holds {values['kind']}, and tokens are needed; give a folder of tokens")
         if values.get("format") != FORMAT:
             raise UserError(
                 f"the corpus {folder} is of format {values.get('format')!r} and this version reads {FORMAT}; "

@@ -1,5 +1,6 @@
 """Which source each record of an endless mixture comes from."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,7 +26,7 @@ def assign(
     source = np.zeros(remaining.shape, np.int64)
     running = np.zeros(remaining.shape, np.int64)
     undecided = np.ones(remaining.shape, bool)
-    for i, share in enumerate(_shares(weights)):
+    for i, share in enumerate(_shares(tuple(weights))):
         before = _floor(remaining, share)
         taken = undecided & (_floor(remaining + 1, share) > before)
         source[taken], running[taken] = i, before[taken]
@@ -37,13 +38,14 @@ def assign(
 def counts(number: int, weights: Sequence[float]) -> list[int]:
     """How many of the first `number` records come from each source."""
     found = []
-    for share in _shares(weights):
+    for share in _shares(tuple(weights)):
         found.append(number * share.numerator // share.denominator)
         number -= found[-1]
     return found
 
 
-def _shares(weights: Sequence[float]) -> list[Fraction]:
+@functools.cache
+def _shares(weights: tuple[float, ...]) -> list[Fraction]:
     """Of each source among those from it on. Weights count as they are written, 0.1 being a tenth."""
     exact = [Fraction(str(weight)) for weight in weights]
     shares = (weight / sum(exact[i:]) if weight else Fraction(0) for i, weight in enumerate(exact))
@@ -133,7 +135,7 @@ def _until_used_up(weights: Sequence[float], taken: Sequence[int], limits: Seque
     """The fewest records after which a source has reached its limit; None if none ever does."""
     fewest = None
     for i, limit in enumerate(limits):
-        if limit is None or not _shares(weights)[i]:
+        if limit is None or not _shares(tuple(weights))[i]:
             continue
         missing = limit - taken[i]
         low, high = 0, 1

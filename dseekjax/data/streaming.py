@@ -87,9 +87,10 @@ class Stream:
 
     def _encoded(self, number: int, first: int) -> Iterator[tuple[int, np.ndarray, bool]]:
         file = self.inputs[number]
-        passed = Passed.of(whole(file))
+        span = whole(file)
+        passed = Passed.of(span)
         # Parts before the first are read, which is quick, and not tokenised, which is not.
-        parts = islice(read_documents(whole(file), self.format, passed), first, None)
+        parts = islice(read_documents(span, self.format, passed), first, None)
         for some in batched(parts):
             ids, lengths = encode(self.tokenizer, self.end_token, some)
             for part, piece in zip(some, np.split(np.asarray(ids, np.int32), np.cumsum(lengths)[:-1]), strict=True):
