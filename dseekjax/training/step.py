@@ -30,7 +30,7 @@ class Step:
     mesh: AnyMesh
     forward: Forward
     cast: Callable[[Any], Any]
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformationExtraArgs
     schedule: Schedule
     clip_norm: float
     num_microbatches: int
@@ -46,14 +46,10 @@ class Step:
         gradients = jax.tree.map(lambda gradient: gradient / sums["weight"], gradients)
         gradients, gradient_norm = clip_by_global_norm(gradients, self.clip_norm)
         learning_rate = self.schedule(state.step)
-        direction, optimizer_state = self.optimizer.update(gradients, state.optimizer_state, state.params)
-        params = jax.tree.map(lambda param, change: param - learning_rate * change, state.params, direction)
-
         good = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
-        params, optimizer_state = jax.tree.map(
-            lambda new, old: jnp.where(good, new, old),
-            (params, optimizer_state),
-            (state.params, state.optimizer_state),
+        direction, optimizer_state = self.optimizer.update(gradients, state.optimizer_state, state.params, good=good)
+        params = jax.tree.map(
+            lambda param, change: jnp.where(good, param - learning_rate * change, param), state.params, direction
         )
         bad_steps = jnp.where(good, 0, state.bad_steps + 1)
         metrics = {

@@ -49,11 +49,13 @@ def test_adamw_equals_its_formula():
     for t in range(1, 4):
         gradient = np.array([0.5, -1.0]) * t
         gradients = {"a": {"kernel": jnp.asarray(gradient)}, "b": {"bias": jnp.array([0.0])}}
-        direction, state = optimizer.update(gradients, state, params)
+        direction, state = optimizer.update(gradients, state, params, good=jnp.array(True))
         m, v = 0.8 * m + 0.2 * gradient, 0.9 * v + 0.1 * gradient**2
         expected = m / (1 - 0.8**t) / (np.sqrt(v / (1 - 0.9**t)) + 1e-3) + 0.3 * np.array([1.0, -2.0])
         np.testing.assert_allclose(direction["a"]["kernel"], expected, rtol=1e-5)
         assert direction["b"]["bias"] == 0.0  # a bias does not decay
+        _, kept = optimizer.update(gradients, state, params, good=jnp.array(False))
+        jax.tree.map(np.testing.assert_array_equal, kept, state)
 
 
 def test_matrices_decay_vectors_do_not():
