@@ -1,6 +1,12 @@
-"""The machine: what JAX is told before it starts, and what can be asked of it."""
+"""The machine: what JAX is told before it starts, and what can be asked of it.
 
+What XLA is told of one program is in `parallel.compiler`, for CPUs as for GPUs; how memory is got, in `allocator`.
+"""
+
+import math
 import os
+import warnings
+from pathlib import Path
 
 import psutil
 
@@ -10,22 +16,42 @@ from dseekjax.errors import UserError
 PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12}
 
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""In a container: microseconds of processor time in each period of so many microseconds, or `max`."""
+
+
 def available_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores that this process may use, rounded up where a container is given part of one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else min(cores, math.ceil(int(quota) / int(period)))
 
 
-def prepare_platform(virtual_devices: int) -> None:
+def prepare_platform(virtual_devices: int, compilation_cache_dir: str | None = None) -> None:
     """Sets JAX up for a run; call it before anything asks for devices.
+
+    XLA starts as many threads as there are cores to be had, which it does not know of a container's share. A setting
+    that the user has made of JAX's or XLA's own stays as it is.
 
     Args:
         virtual_devices: how many CPU devices to run on instead of what the machine has; 0 is off.
+        compilation_cache_dir: where compiled programs are kept for the next run, None for nowhere.
 
     Raises:
         UserError: JAX has started already, with other devices.
     """
+    os.environ.setdefault("NPROC", str(available_cores()))
     import jax
 
+    if compilation_cache_dir is not None and jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(compilation_cache_dir).expanduser()))
+        # Of what is quicker to compile than to find, a run has many.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+        # What calls oneDNN cannot be kept, see `parallel.compiler`; any other failure is told.
+        warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*std::bad_alloc")
     if virtual_devices:
         try:
             jax.config.update("jax_platforms", "cpu")

@@ -112,7 +112,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
 
 def _start(config: Config) -> None:
     """Makes devices known: this machine's, and those of the other processes of the run."""
-    prepare_platform(config.run.virtual_devices)
+    prepare_platform(config.run.virtual_devices, config.run.compilation_cache_dir)
     # How each process finds the others is its own affair.
     shared = {key: value for key, value in flat_config(config).items() if not key.startswith("distributed.")}
     join(config.distributed, shared)

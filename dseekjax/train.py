@@ -18,6 +18,8 @@ from dseekjax.errors import UserError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 128 + n stopped by signal n."""
+    # Else this process is not ours to start again.
+    command_line = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     on_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
@@ -27,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.print_config:
             print(dump_config(config), end="")
             return 0
-        return _train(config, options, arguments)
+        return _train(config, options, arguments, command_line=command_line)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -81,7 +83,11 @@ def _load(options: argparse.Namespace) -> Config:
     return load_config(path, overrides)
 
 
-def _train(config: Config, options: argparse.Namespace, arguments: Sequence[str]) -> int:
+def _train(config: Config, options: argparse.Namespace, arguments: Sequence[str], *, command_line: bool) -> int:
+    if command_line and config.run.tune_cpu and not options.dry_run:
+        from dseekjax.allocator import best_allocator, restart_with
+
+        restart_with(best_allocator())
     # Loads JAX, which --help and a wrong config must not wait for.
     from dseekjax.run import dry_run, run
 

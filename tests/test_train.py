@@ -66,17 +66,25 @@ def test_a_run_from_start_to_end_and_again(start, tmp_path, capsys):
     assert len(compared_records(run)) == 3
 
 
-def test_resuming_from_any_checkpoint_repeats_the_uninterrupted_run_to_the_last_bit(start, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model.dropout=0.1",),
+        # With oneDNN, and layers compiled one by one.
+        ("precision.compute_dtype=bfloat16", "model.scan_layers=false", "mesh.data=8"),
+    ],
+)
+def test_resuming_from_any_checkpoint_repeats_the_uninterrupted_run_to_the_last_bit(overrides, start, tmp_path, capsys):
     run = tmp_path / "run"
-    assert start("model.dropout=0.1") == 0
+    assert start(*overrides) == 0
     expected = compared_records(run)
     for kept in (6, 3):
         if kept == 3:
-            assert start("model.dropout=0.1", "--fresh", "train.steps=8", "checkpoint.keep_last=9") == 0
+            assert start(*overrides, "--fresh", "train.steps=8", "checkpoint.keep_last=9") == 0
             shutil.rmtree(run / "checkpoints" / "6")
         shutil.rmtree(run / "checkpoints" / "8")
         capsys.readouterr()
-        assert start("model.dropout=0.1") == 0
+        assert start(*overrides) == 0
         assert f"Resuming from step {kept}" in capsys.readouterr().out
         assert compared_records(run) == expected
 

@@ -17,7 +17,8 @@ OVERRIDES = (
     "model.attention.head_dim=8",
     "model.feed_forward.hidden_dim=64",
     "model.max_positions=24",
-    "model.loss_chunk=10",
+    "model.loss_chunk=100",
+    "model.scan_layers=true",
     "data.sequence_length=24",
     "train.global_batch_size=16",
     "train.steps=20",
@@ -71,6 +72,7 @@ def door_arguments(folder: Path) -> list[str]:
         "model.vocabulary_size=257",
         f"run.dir={folder / 'run'}",
         f"data.cache_dir={folder / 'cache'}",
+        "run.compilation_cache_dir=null",
         f"data.sources=[{{path: {text}, document_separator: '(?<=\\n\\n)'}}]",
     ]
 

@@ -11,17 +11,20 @@ Layer = Callable[[Any, Any], tuple[Any, Any]]
 """`(carry, one layer's slice) -> (carry, sums to report)`."""
 
 
-def scan_layers(layer: Layer, carry: Any, stacked: Any, config: MemoryConfig) -> tuple[Any, Any]:
+def scan_layers(
+    layer: Layer, carry: Any, stacked: Any, config: MemoryConfig, unrolled: bool = False
+) -> tuple[Any, Any]:
     """Runs `layer` over the leading axis of `stacked`, keeping the activations that `config` asks for.
 
     `none` keeps all, `full` the input of every layer, `every_k` the input of every k-th layer and, while one group
-    of k layers is computed again, those of its layers (Chen et al. 2016, arXiv:1604.06174).
+    of k layers is computed again, those of its layers (Chen et al. 2016, arXiv:1604.06174). `unrolled`, for `none`
+    alone, compiles every layer by itself: what is kept of it and its parameters need no copies in and out of stacks.
 
     Returns:
         The last carry, and the reported sums stacked per layer.
     """
     if config.recompute == "none":
-        return jax.lax.scan(layer, carry, stacked)
+        return jax.lax.scan(layer, carry, stacked, unroll=unrolled)
     # Inside a scan nothing can be merged across iterations, so the barrier that prevents it is only a cost.
     each = jax.checkpoint(layer, prevent_cse=False)
     if config.recompute == "full":

@@ -65,9 +65,12 @@ class DecoderConfig(Section):
         0.0, ge=0, lt=1, description="Probability of dropping an activation after the embedding and each part."
     )
     initializer_scale: float = Field(0.02, gt=0, description="Standard deviation of the initial weights.")
-    loss_chunk: int = Field(
-        128, gt=0, description="Positions of the sequence whose logits exist at one time in the loss."
+    scan_layers: bool | Literal["auto"] = Field(
+        "auto",
+        description="Whether layers are compiled once and looped over, or one by one, which on CPU is faster to run "
+        "and slower to compile; auto is by what was measured.",
     )
+    loss_chunk: int = Field(1024, gt=0, description="Tokens per device whose logits exist at one time in the loss.")
 
     @model_validator(mode="after")
     def _rotary_needs_even_heads(self) -> Self:

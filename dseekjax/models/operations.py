@@ -74,7 +74,7 @@ def local_operations(attention: Attention = dot_product_attention, dense: Dense 
         project_in=lambda x, products: tuple(dense(p.equation, x, p.kernel) for p in products),
         project_out=lambda x, product: dense(product.equation, x, product.kernel),
         embed_lookup=lambda *lookups: functools.reduce(jnp.add, (take_rows(x.table, x.indices) for x in lookups)),
-        cross_entropy=functools.partial(chunked_cross_entropy, project=functools.partial(vocabulary_logits, dense)),
+        cross_entropy=functools.partial(chunked_cross_entropy, dense=dense),
     )
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dseekjax.models.layers.cross_entropy import LossSums, Tokens, Vocabulary, chunked_cross_entropy
+from dseekjax.models.layers.cross_entropy import LossSums, Vocabulary, chunked_cross_entropy
 from dseekjax.models.layers.lookup import take_rows
-from dseekjax.models.operations import Dense, Lookup, vocabulary_logits
+from dseekjax.models.operations import Dense, Lookup
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.placement import differentiate_together
 from dseekjax.parallel.tensor import STREAM
@@ -75,7 +75,6 @@ def sharded_cross_entropy(
     The kernel is gathered inside, so that its gradient is summed locally over all chunks and reduced once:
     left to annotations, every chunk would reduce it.
     """
-    project = functools.partial(vocabulary_logits, dense)
     columns = layout.axes("embed")
     vocab = layout.axes("vocab")
     split_stream = "tensor" in layout.axes("residual_sequence")
@@ -90,9 +89,10 @@ def sharded_cross_entropy(
         if vocab:
             vocabulary = Vocabulary(
                 first=jax.lax.axis_index(vocab) * kernel.shape[0],
-                unite=functools.partial(_unite, vocab),
+                largest=lambda x: jax.lax.pmax(x, vocab),
+                total=lambda x: jax.lax.psum(x, vocab),
             )
-        sums = chunked_cross_entropy(x, targets, weights, kernel, chunk, project=project, vocabulary=vocabulary)
+        sums = chunked_cross_entropy(x, targets, weights, kernel, chunk, dense=dense, vocabulary=vocabulary)
         return jax.lax.psum(sums, replicas) if replicas else sums
 
     positions = layout.spec(("batch", "sequence"))
@@ -100,9 +100,3 @@ def sharded_cross_entropy(
     # Else the kernel's whole gradient waits for its reduction until the layers are through.
     x, kernel = differentiate_together((x, kernel))
     return layout.island(loss, specs, (jax.P(), jax.P()))(x, targets, weights, kernel)
-
-
-def _unite(axes: tuple[str, ...], log_normalizers: Tokens, labels: Tokens) -> tuple[Tokens, Tokens]:
-    largest = jax.lax.pmax(jax.lax.stop_gradient(log_normalizers), axes)
-    exponentials, labels = jax.lax.psum((jnp.exp(log_normalizers - largest), labels), axes)
-    return jnp.log(exponentials) + largest, labels

@@ -11,6 +11,16 @@ class RunConfig(Section):
     virtual_devices: int = Field(
         0, ge=0, description="Run on this many virtual CPU devices instead of what the machine has; 0 is off."
     )
+    tune_cpu: bool = Field(
+        True,
+        description="On CPU, tell XLA and the memory allocator what was measured to be fastest; false leaves both as "
+        "they come.",
+    )
+    compilation_cache_dir: str | None = Field(
+        "~/.cache/dseekjax/programs",
+        description="Where compiled programs are kept for the next run; null is nowhere, and JAX_COMPILATION_CACHE_DIR "
+        "goes before it.",
+    )
     profile_steps: int = Field(0, ge=0, description="Steps to trace into run.dir/profile, from the third on; 0 is off.")
     peak_flops_per_device: float | None = Field(
         None, gt=0, description="Peak FLOP/s of one device, for mfu; null takes it from a table of GPUs."

@@ -16,16 +16,17 @@ from dseekjax.config import Config
 from dseekjax.errors import UserError
 from dseekjax.models.batch import Batch
 from dseekjax.models.decoder import Decoder
+from dseekjax.models.flops import training_flops_per_token
 from dseekjax.models.operations import contract
 from dseekjax.optim.optimizer import build_optimizer
 from dseekjax.optim.schedules import build_schedule
-from dseekjax.parallel.compiler import compiler_options, layer_bytes
+from dseekjax.parallel.compiler import Options, cpu_options, gpu_options, layer_bytes
 from dseekjax.parallel.context import check_context
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.mesh import AnyMesh, build_mesh
 from dseekjax.parallel.operations import build_operations
 from dseekjax.parallel.order import order_of_tokens
-from dseekjax.parallel.prefetch import choose_prefetch
+from dseekjax.parallel.prefetch import Prefetch, choose_prefetch
 from dseekjax.parallel.sharding import (
     Rules,
     build_rules,
@@ -37,9 +38,9 @@ from dseekjax.parallel.sharding import (
 )
 from dseekjax.precision.policy import cast_parameters
 from dseekjax.training.forward import Forward, Sums
-from dseekjax.training.layers import build_layer_loop
+from dseekjax.training.layers import build_layer_loop, unrolls_layers
 from dseekjax.training.state import TrainState
-from dseekjax.training.step import Metrics, Step
+from dseekjax.training.step import Step
 from pallas_kernels.attention import attention
 
 MANUAL_AXES = ("data",)
@@ -56,13 +57,19 @@ class Program:
     state_shape: TrainState
     """`ShapeDtypeStruct`s with shardings."""
     batch_shape: Batch
+    compiler_options: Options
+    """What XLA is told when it compiles the steps."""
     init: Callable[[], TrainState]
     """A new state from `run.seed`; the same on every mesh, to rounding."""
-    train_step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-    """Gives its first argument's memory to the new state."""
+    train_step: jax.stages.Wrapped
+    """`(state, batch) -> (state, metrics)`; gives its first argument's memory to the new state."""
     eval_step: Callable[[TrainState, Batch], Sums]
     step: Step
     """What the steps are made of, not jitted."""
+
+    def compile_ahead(self) -> None:
+        """Takes the time now that the first train step would: to trace, and to compile or find what was compiled."""
+        self.train_step.lower(self.state_shape, self.batch_shape).compile()
 
 
 def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Program:
@@ -115,12 +122,17 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         recomputes_layers=config.memory.recompute == "full",
         num_microbatches=config.train.num_microbatches,
     )
+    platform = "none" if isinstance(devices, int) else devices[0].platform
+    is_sharded = shards_parameters(mesh.shape)
+    unrolled = unrolls_layers(
+        config.model, platform, keeps_activations=config.memory.recompute == "none", is_sharded=is_sharded
+    )
     step = Step(
         mesh=mesh,
         forward=Forward(
             graphdef,
             parameter_specs(param_state, inner_rules, mesh),
-            build_layer_loop(prefetch, config.memory, is_sharded=shards_parameters(mesh.shape)),
+            build_layer_loop(prefetch, config.memory, unrolled=unrolled, is_sharded=is_sharded),
         ),
         cast=functools.partial(cast_parameters, config=config.precision),
         optimizer=optimizer,
@@ -132,18 +144,14 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     )
     state_shardings, batch_shardings = _shardings(state_shape), _shardings(batch_shape)
     replicated = NamedSharding(mesh, PartitionSpec())
-    options = compiler_options(
-        "none" if isinstance(devices, int) else devices[0].platform,
-        config.mesh,
-        prefetch,
-        layer_bytes(state_shape.params["runs"].values(), jnp.dtype(config.precision.compute_dtype).itemsize),
-    )
+    options = _compiler_options(config, platform, mesh, prefetch, state_shape)
     return Program(
         config=config,
         mesh=mesh,
         step=step,
         state_shape=state_shape,
         batch_shape=batch_shape,
+        compiler_options=options,
         init=jax.jit(init, out_shardings=state_shardings, compiler_options=QUICK_COMPILE),
         train_step=jax.jit(
             step.train,
@@ -159,6 +167,20 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
             compiler_options=options,
         ),
     )
+
+
+def _compiler_options(
+    config: Config, platform: str, mesh: AnyMesh, prefetch: Prefetch, state_shape: TrainState
+) -> Options:
+    dtype = config.precision.compute_dtype
+    if platform == "cpu" and config.run.tune_cpu:
+        length = config.data.sequence_length
+        tokens = config.train.global_batch_size * length
+        return cpu_options(dtype, training_flops_per_token(config.model, length) * tokens / mesh.size)
+    if platform == "gpu":
+        largest = layer_bytes(state_shape.params["runs"].values(), jnp.dtype(dtype).itemsize)
+        return gpu_options(config.mesh, prefetch, largest)
+    return {}
 
 
 def _check_batch(config: Config, rules: Rules, mesh: AnyMesh) -> None:

@@ -14,8 +14,11 @@ from dseekjax.training.hooks import Context, Hook
 CHANGEABLE = (
     "run.dir",
     "run.virtual_devices",
+    "run.tune_cpu",
+    "run.compilation_cache_dir",
     "run.profile_steps",
     "run.peak_flops_per_device",
+    "model.scan_layers",
     "train.steps",
     "train.max_bad_steps",
     "data.cache_dir",

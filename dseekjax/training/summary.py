@@ -5,6 +5,7 @@ import importlib.metadata
 import jax
 from jax.sharding import AbstractMesh
 
+from dseekjax.allocator import allocator_in_force, best_allocator
 from dseekjax.models.flops import parameter_count, training_flops_per_token
 from dseekjax.parallel.mesh import AnyMesh
 from dseekjax.parallel.sharding import bytes_per_device
@@ -35,6 +36,7 @@ def summarise(program: Program) -> str:
         "memory": f"{_size(state)} of state per device, {_size(params)} of it parameters; activations come on top",
         "mesh": axes,
         "devices": _devices(program.mesh),
+        **_cpu(program),
         "versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("dseekjax", *PACKAGES)),
     }
     return "\n".join(f"{name:<16} {value}" for name, value in lines.items())
@@ -45,6 +47,16 @@ def _devices(mesh: AnyMesh) -> str:
         return f"{mesh.size}, not there"
     kinds = {device.device_kind for device in mesh.devices.flat}
     return f"{mesh.size} x {' and '.join(sorted(kinds))} in {jax.process_count()} process(es)"
+
+
+def _cpu(program: Program) -> dict[str, str]:
+    if isinstance(program.mesh, AbstractMesh) or program.mesh.devices.flat[0].platform != "cpu":
+        return {}
+    if not program.config.run.tune_cpu:
+        return {"on CPU": f"{allocator_in_force()}; XLA as it comes, for run.tune_cpu is false"}
+    told = ", ".join(f"{name.removeprefix('xla_cpu_')} {value}" for name, value in program.compiler_options.items())
+    hint = best_allocator().hint
+    return {"on CPU": f"{allocator_in_force()}; XLA with {told}", **({"hint": hint} if hint else {})}
 
 
 def _size(num_bytes: float) -> str:

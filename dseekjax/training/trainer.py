@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import jax
@@ -16,6 +17,7 @@ from dseekjax.training.hooks import Context, Hook, Record
 from dseekjax.training.interruption import Interruption
 from dseekjax.training.program import Program
 from dseekjax.training.records import PendingRecords
+from dseekjax.training.state import TrainState
 
 
 class Feed(Protocol):
@@ -70,7 +72,13 @@ class Trainer:
             TrainingStoppedError: `train.max_bad_steps` steps in a row could not be used.
         """
         try:
-            return self._run(self._start())
+            # The compiler works beside whatever the state comes from: initialisation, or a checkpoint.
+            with ThreadPoolExecutor(1, thread_name_prefix="compile") as beside:
+                compiling = beside.submit(self.program.compile_ahead)
+                context = self._start()
+                state = context.state or self.program.init()
+                compiling.result()
+            return self._run(context, state)
         except BaseException as error:
             for hook in self._hooks:
                 hook.on_exception(error)
@@ -86,11 +94,10 @@ class Trainer:
             context = hook.on_start(context) or context
         return context
 
-    def _run(self, context: Context) -> Context:
+    def _run(self, context: Context, state: TrainState) -> Context:
         config, program = self.program.config, self.program
         rows = rows_of_process(program.batch_shape)
         batches = self._feed.start(context.data)
-        state = context.state or program.init()
         with Interruption() as interruption:
             while context.step < context.total_steps and not context.last:
                 self._records.resume()

@@ -77,7 +77,7 @@ def test_llama_equals_float64_numpy():
     np.testing.assert_allclose(logits_of(graphdef, params, random_batch(config)), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 24, 1000])
+@pytest.mark.parametrize("chunk", [1, 100, 128, 1000])
 def test_chunked_loss_equals_whole_loss(chunk):
     config = tiny_config(f"model.loss_chunk={chunk}")
     graphdef, params = build(config)
@@ -98,7 +98,7 @@ def test_chunked_loss_equals_whole_loss(chunk):
 
 
 def test_whole_logits_never_exist():
-    config = tiny_config("model.vocabulary_size=97", "model.loss_chunk=6")
+    config = tiny_config("model.vocabulary_size=97", "model.loss_chunk=40")
     graphdef, params = build(config)
     batch = random_batch(config)
 
@@ -107,11 +107,9 @@ def test_whole_logits_never_exist():
         return model.loss(run_layers(model, batch), batch)[0]
 
     largest = max(
-        np.prod(shape)
-        for shape in _shapes(jax.make_jaxpr(jax.grad(loss))(params).jaxpr)
-        if 97 in shape and len(shape) >= 3
+        np.prod(shape) for shape in _shapes(jax.make_jaxpr(jax.grad(loss))(params).jaxpr) if shape[-1:] == (97,)
     )
-    assert largest == 16 * 6 * 97
+    assert largest == 40 * 97
 
 
 def _shapes(jaxpr):
@@ -197,7 +195,7 @@ def test_flops_are_those_of_every_matrix_product():
 
 def test_flops_equal_those_of_the_traced_program():
     """Multiplications in the jaxpr, where attention is dense, so that scores are counted whole."""
-    config = tiny_config(*LLAMA, "model.loss_chunk=24", "model.attention.implementation=reference")
+    config = tiny_config(*LLAMA, "model.attention.implementation=reference")
     graphdef, params = build(config)
     batch = random_batch(config)
     jaxpr = jax.make_jaxpr(lambda params: logits_of(graphdef, params, batch))(params).jaxpr

@@ -2,8 +2,9 @@ import jax
 import pytest
 
 from dseekjax.config import load_config, recipe_path
-from dseekjax.parallel.compiler import compiler_options, layer_bytes
+from dseekjax.parallel.compiler import ONEDNN, VECTOR_WIDTH, cpu_options, gpu_options, layer_bytes
 from dseekjax.parallel.config import MeshConfig
+from dseekjax.training import program as room
 from dseekjax.training.program import build_program
 from tests.tiny import tiny_config
 
@@ -11,14 +12,17 @@ COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 
 
 @pytest.mark.parametrize("prefetch", ["compiler", "carry", "none"])
-def test_only_gpus_get_options(prefetch):
-    config = MeshConfig(tensor_overlap="xla")
-    assert compiler_options("cpu", config, prefetch, 1000) == {}
-    options = compiler_options("gpu", config, prefetch, 1000)
+def test_options_for_gpus_follow_the_mesh(prefetch):
+    options = gpu_options(MeshConfig(tensor_overlap="xla"), prefetch, 1000)
     assert options["xla_gpu_threshold_for_windowed_einsum_mib"] == 0
     assert ("optimization_level" in options) == (prefetch == "compiler")
     assert options.get(COMBINE) == (None if prefetch == "none" else 1000)
-    assert "xla_gpu_threshold_for_windowed_einsum_mib" not in compiler_options("gpu", MeshConfig(), prefetch, 1000)
+    assert "xla_gpu_threshold_for_windowed_einsum_mib" not in gpu_options(MeshConfig(), prefetch, 1000)
+
+
+def test_onednn_is_for_bfloat16_and_for_long_steps():
+    assert cpu_options("float32", 1e9) == VECTOR_WIDTH
+    assert cpu_options("float32", 1e11) == cpu_options("bfloat16", 1e9) == VECTOR_WIDTH | ONEDNN
 
 
 def test_options_reach_the_program_by_the_platform_of_its_devices(monkeypatch):
@@ -26,16 +30,21 @@ def test_options_reach_the_program_by_the_platform_of_its_devices(monkeypatch):
     real = jax.jit
 
     def jit(function, **arguments):
-        seen[function.__name__] = arguments.pop("compiler_options", None)
+        seen[function.__name__] = arguments.get("compiler_options")
         return real(function, **arguments)
 
     monkeypatch.setattr(jax, "jit", jit)
-    for devices in (jax.devices(), 8):
-        build_program(tiny_config(), devices)
-        assert seen["train"] == seen["evaluate"] == {}
-    monkeypatch.setattr("dseekjax.training.program.compiler_options", lambda platform, *_: {"asked for": platform})
-    build_program(tiny_config(), jax.devices())
-    assert seen["train"] == seen["evaluate"] == {"asked for": "cpu"}
+    for config, devices, expected in (
+        (tiny_config(), jax.devices(), VECTOR_WIDTH),
+        (tiny_config("precision.compute_dtype=bfloat16"), jax.devices(), VECTOR_WIDTH | ONEDNN),
+        (tiny_config("run.tune_cpu=false"), jax.devices(), {}),
+        (tiny_config(), 8, {}),
+    ):
+        program = build_program(config, devices)
+        assert seen["train"] == seen["evaluate"] == program.compiler_options == expected
+    assert room._compiler_options(tiny_config(), "gpu", program.mesh, "none", program.state_shape) == gpu_options(
+        MeshConfig(), "none", 0
+    )
 
 
 @pytest.mark.parametrize(("mesh", "parts"), [((), 1), (("mesh.fsdp=8", "mesh.tensor=8"), 8)])

@@ -21,7 +21,7 @@ TABLE = [
     (("memory.recompute=every_k", "memory.recompute_every=2", "mesh.data=2"), 4),
     (("mesh.fsdp=4", "mesh.tensor=2", "memory.recompute=full"), 8),
     (("mesh.fsdp_prefetch=carry", "memory.recompute=full", "mesh.data=2", "train.num_microbatches=2"), 8),
-    (("model.attention.implementation=blocked", "model.loss_chunk=24"), 1),
+    (("model.attention.implementation=blocked", "model.loss_chunk=384"), 1),
 ]
 
 

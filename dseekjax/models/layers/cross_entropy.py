@@ -1,18 +1,18 @@
-"""Cross-entropy of the next token without ever holding all logits."""
+"""Cross-entropy of the next token without ever holding all logits, forward or backward."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 LossSums = tuple[Float[Array, ""], Float[Array, ""]]
-Tokens = Float[Array, "..."]
 
 
-def _all_there_is(log_normalizers: Tokens, labels: Tokens) -> tuple[Tokens, Tokens]:
-    return log_normalizers, labels
+def _all_there_is(x: Any) -> Any:
+    return x
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,10 @@ class Vocabulary:
 
     first: Int[Array, ""] | int = 0
     """Number of the first token in the part."""
-    unite: Callable[[Tokens, Tokens], tuple[Tokens, Tokens]] = _all_there_is
-    """From the part to the whole: logarithms of the sums of exponentiated logits, and the labels' logits."""
-
-
-def label_logits(
-    logits: Float[Array, "batch seq vocab"], targets: Int[Array, "batch seq"], first: Int[Array, ""] | int
-) -> Tokens:
-    """The logit of each target, zero where it lies in another part than that which begins at token `first`."""
-    # By comparison, not by a gather, so that there is nothing to index out of bounds.
-    tokens = first + jax.lax.broadcasted_iota(jnp.int32, (1, 1, logits.shape[-1]), 2)
-    return jnp.where(tokens == targets[..., None], logits, 0.0).sum(-1)
+    largest: Callable[[Any], Any] = _all_there_is
+    """Elementwise maximum over the parts."""
+    total: Callable[[Any], Any] = _all_there_is
+    """Elementwise sum over the parts, of every array in a pytree."""
 
 
 def chunked_cross_entropy(
@@ -41,43 +34,83 @@ def chunked_cross_entropy(
     kernel: Float[Array, "vocab embed"],
     chunk: int,
     *,
-    project: Callable[[jax.Array, jax.Array], jax.Array],
+    dense: Callable[..., jax.Array],
     vocabulary: Vocabulary = Vocabulary(),
 ) -> LossSums:
     """Weighted sum of the losses of all targets, and the sum of the weights.
 
+    The gradient is formed in the forward pass, while a chunk's logits are there: the backward pass only scales it by
+    the loss's own gradient, so that logits are computed once. A position of weight zero counts for nothing, whatever
+    its logits.
+
     Args:
         x: final activations.
         targets: token to predict at each position.
-        weights: weight of each position.
+        weights: weight of each position; has no gradient.
         kernel: output projection.
-        chunk: positions of the sequence per chunk; logits exist for one chunk at a time, forward and backward.
-        project: `(x, kernel) -> float32 logits`.
+        chunk: tokens whose logits exist at one time.
+        dense: as `Operations.dense`.
         vocabulary: the part of the vocabulary that the rows of `kernel` are.
 
     Returns:
         `(loss_sum, weight_sum)`, both float32.
     """
-    batch, seq, _ = x.shape
-    chunk = min(chunk, seq)
+    num_tokens = targets.size
+    chunk = min(chunk, num_tokens)
 
-    def cut(x: jax.Array) -> jax.Array:
-        padded = jnp.pad(x, ((0, 0), (0, -seq % chunk), *((0, 0) for _ in x.shape[2:])))
-        return padded.reshape(batch, -1, chunk, *x.shape[2:]).swapaxes(0, 1)
+    def cut(array: jax.Array) -> jax.Array:
+        rows = array.reshape(num_tokens, *array.shape[2:])
+        padded = jnp.pad(rows, ((0, -num_tokens % chunk), *((0, 0) for _ in rows.shape[1:])))
+        return padded.reshape(-1, chunk, *rows.shape[1:])
 
-    # The kernel's gradient is summed over chunks in the dtype of what the loop closes over: float32.
-    wide_kernel = kernel.astype(jnp.float32)
+    def chunk_loss(
+        x: Float[Array, "chunk embed"],
+        kernel: jax.Array,
+        targets: Int[Array, "chunk"],
+        weights: Float[Array, "chunk"],
+    ) -> tuple[Float[Array, ""], Float[Array, "chunk vocab"]]:
+        """The summed loss and its gradient by the logits."""
+        logits = dense("te,ve->tv", x, kernel, dtype=jnp.float32)
+        largest = vocabulary.largest(logits.max(-1))
+        exponentials = jnp.exp(logits - largest[:, None])
+        # By comparison, not by a gather, so that there is nothing to index out of bounds.
+        is_target = vocabulary.first + jax.lax.broadcasted_iota(jnp.int32, (1, logits.shape[1]), 1) == targets[:, None]
+        label = jnp.where(is_target, logits, 0.0).sum(-1)
+        normalizer, label = vocabulary.total((exponentials.sum(-1), label))
+        # Where, not times: a position that does not count must not turn the sum into NaN.
+        counts = weights > 0
+        loss = jnp.where(counts, (jnp.log(normalizer) + largest - label) * weights, 0.0).sum()
+        scale = (weights / normalizer)[:, None]
+        slope = jnp.where(counts[:, None], exponentials * scale - jnp.where(is_target, weights[:, None], 0.0), 0.0)
+        return loss, slope
 
-    @jax.checkpoint
-    def reduce_chunk(x_chunk: jax.Array, target_chunk: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = project(x_chunk, wide_kernel.astype(kernel.dtype))
-        largest = jax.lax.stop_gradient(logits).max(-1)
-        log_normalizer = jnp.log(jnp.exp(logits - largest[..., None]).sum(-1)) + largest
-        return log_normalizer, label_logits(logits, target_chunk, vocabulary.first)
+    @jax.custom_vjp
+    def loss_sum(x: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
+        def step(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+            x, targets, weights = piece
+            return total + chunk_loss(x, kernel, targets, weights)[0], None
 
-    _, of_part = jax.lax.scan(lambda _, piece: (None, reduce_chunk(*piece)), None, (cut(x), cut(targets)))
-    # Once for all tokens: chunk by chunk, each would wait for a few small messages.
-    log_normalizers, labels = vocabulary.unite(*of_part)
-    # Where, not times: a position that does not count must not turn the sum into NaN.
-    counted = jnp.where(cut(weights) > 0, (log_normalizers - labels) * cut(weights), 0.0)
-    return counted.sum(), weights.sum()
+        return jax.lax.scan(step, jnp.zeros(()), (cut(x), cut(targets), cut(weights)))[0]
+
+    def forward(
+        x: jax.Array, kernel: jax.Array, targets: jax.Array, weights: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        def step(totals: tuple[jax.Array, jax.Array], piece: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
+            x, targets, weights = piece
+            loss, slope = chunk_loss(x, kernel, targets, weights)
+            slope = slope.astype(x.dtype)
+            # Behind a barrier, or oneDNN would be asked to do the sum as well, in bfloat16 if the product is that.
+            of_kernel = jax.lax.optimization_barrier(dense("tv,te->ve", slope, x))
+            return (totals[0] + loss, totals[1] + of_kernel), dense("tv,ve->te", slope, kernel)
+
+        start = jnp.zeros(()), jnp.zeros(kernel.shape, jnp.float32)
+        (loss, of_kernel), of_x = jax.lax.scan(step, start, (cut(x), cut(targets), cut(weights)))
+        return loss, (of_x.reshape(-1, x.shape[-1])[:num_tokens].reshape(x.shape), of_kernel)
+
+    def backward(gradients: tuple[jax.Array, jax.Array], of_loss: jax.Array) -> tuple[Any, ...]:
+        of_x, of_kernel = gradients
+        of_loss = vocabulary.total(of_loss)
+        return (of_x * of_loss).astype(of_x.dtype), (of_kernel * of_loss).astype(kernel.dtype), None, None
+
+    loss_sum.defvjp(forward, backward)
+    return loss_sum(x, kernel, targets, weights), weights.sum()

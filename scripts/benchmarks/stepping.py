@@ -1,0 +1,324 @@
+"""How fast a train step is on this machine's CPU, next to a plain JAX one and to the fastest matrix product.
+
+In turns in one process: our step and a tuned page of plain JAX, scripts/references/plain_step.py, compiled with the
+options that are best for it; our step and our Trainer; and a product of two 4096 x 4096 matrices, the best of which is
+the peak. Each figure is the median of those of all rounds. A step during which
+other processes used more than 0.12 of a core does not count, where enough others were quiet. FLOPs are
+6 N + 12 layers x width x sequence per token, attention counted whole, as is usual in such comparisons.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from dseekjax.allocator import allocator_in_force, best_allocator, restart_with
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "references"))
+sys.path.insert(0, str(Path(__file__).parent))
+from quiet import Stopwatch, Timed, counted
+
+
+@dataclass(frozen=True)
+class Job:
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+    sequence: int
+    batch: int
+
+    @property
+    def tokens(self) -> int:
+        return self.sequence * self.batch
+
+    def flops(self, num_parameters: int) -> float:
+        return (6 * num_parameters + 12 * self.layers * self.width * self.sequence) * self.tokens
+
+
+JOBS = {
+    "small": Job(8192, 6, 384, 6, 256, 8),
+    "vocabulary": Job(50304, 6, 384, 6, 256, 8),
+    "gpt2_124m": Job(50304, 12, 768, 12, 512, 2),
+}
+DTYPES = ("float32", "bfloat16")
+STEPS_PER_ROUND = 6
+WARM_UP = 2
+
+
+def config_of(job: Job, dtype: str) -> Any:
+    from dseekjax.config import load_config
+
+    return load_config(
+        overrides=[
+            f"model.vocabulary_size={job.vocabulary}",
+            f"model.num_layers={job.layers}",
+            f"model.embed_dim={job.width}",
+            f"model.attention.num_heads={job.heads}",
+            f"model.attention.head_dim={job.width // job.heads}",
+            f"model.feed_forward.hidden_dim={4 * job.width}",
+            f"model.max_positions={job.sequence}",
+            f"data.sequence_length={job.sequence}",
+            f"train.global_batch_size={job.batch}",
+            f"train.steps={STEPS_PER_ROUND + WARM_UP}",
+            f"precision.compute_dtype={dtype}",
+        ]
+    )
+
+
+def random_batch(job: Job) -> dict[str, np.ndarray]:
+    shape = (job.batch, job.sequence)
+    tokens = np.random.default_rng(0).integers(0, job.vocabulary, (job.batch, job.sequence + 1)).astype(np.int32)
+    return {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "loss_weights": np.ones(shape, np.float32),
+        "segment_ids": np.ones(shape, np.int32),
+        "positions": np.broadcast_to(np.arange(job.sequence, dtype=np.int32), shape).copy(),
+    }
+
+
+@dataclass(frozen=True)
+class Made:
+    """A step that is ready to run."""
+
+    step: Callable[[], float]
+    """Makes one step; returns its loss."""
+    announced_bytes: int
+    num_parameters: int
+    trainer: Callable[[Any], Any] | None = None
+    """Makes a Trainer of the same program, with the hook that it is given."""
+
+
+def our_step(job: Job, dtype: str) -> Made:
+    import jax
+
+    from dseekjax.models.batch import Batch
+    from dseekjax.training.program import build_program
+    from dseekjax.training.trainer import Trainer
+
+    program = build_program(config_of(job, dtype), jax.devices()[:1])
+    state = program.init()
+    fields = random_batch(job)
+    batch = jax.device_put(Batch(**fields))
+    compiled = program.train_step.lower(program.state_shape, program.batch_shape).compile()
+
+    def step() -> float:
+        nonlocal state
+        state, metrics = program.train_step(state, batch)
+        return float(metrics["loss"])
+
+    class Same:
+        def state(self, batch: int) -> dict[str, Any]:
+            return {}
+
+        def start(self, state: Any) -> Any:
+            return itertools.repeat(fields)
+
+    return Made(
+        step,
+        announced_bytes(compiled),
+        sum(x.size for x in jax.tree.leaves(state.params)),
+        lambda hook: Trainer(program, Same(), hooks=[hook]),
+    )
+
+
+def plain_step(job: Job, dtype: str) -> Made:
+    """The plain page's."""
+    import functools
+
+    import jax
+    import jax.numpy as jnp
+    import plain_step as plain
+
+    from dseekjax.parallel.compiler import ONEDNN, VECTOR_WIDTH
+
+    params = plain.init(job.vocabulary, job.sequence, job.layers, job.width, job.heads, 4 * job.width)
+    moments = jax.tree.map(jnp.zeros_like, (params, params))
+    batch = jax.device_put(random_batch(job))
+    update = functools.partial(plain.update, mean_loss=plain.quick_mean_loss, dtype=dtype)
+    jitted = jax.jit(
+        lambda params, moments, step, batch: update(params, moments, step, batch, 3e-4, 0, 1000),
+        donate_argnums=(0, 1),
+        compiler_options=VECTOR_WIDTH | ONEDNN,
+    )
+    compiled = jitted.lower(params, moments, 0, batch).compile()
+    size, done = sum(x.size for x in jax.tree.leaves(params)), 0
+
+    def step() -> float:
+        nonlocal params, moments, done
+        params, moments, loss = compiled(params, moments, done, batch)
+        done += 1
+        return float(loss)
+
+    return Made(step, announced_bytes(compiled), size)
+
+
+def announced_bytes(compiled: Any) -> int:
+    memory = compiled.memory_analysis()
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
+STEPS = {"ours": our_step, "plain": plain_step}
+
+
+def trainer_laps(made: Made) -> list[Timed]:
+    """Steps of a Trainer, which does what it does in a run but save checkpoints and evaluate."""
+    from dseekjax.training.hooks import Hook
+
+    class Laps(Hook):
+        def __init__(self) -> None:
+            self.watch = Stopwatch()
+            self.laps: list[Timed] = []
+
+        def on_record(self, record: Any) -> None:
+            self.laps.append(self.watch.lap())
+
+    laps = Laps()
+    assert made.trainer is not None
+    made.trainer(laps).run()
+    # The last two arrive together, when nothing is left to wait for.
+    return laps.laps[WARM_UP:-2]
+
+
+def step_laps(*steps: Callable[[], float]) -> list[list[Timed]]:
+    """Laps of each, in turns."""
+    watch = Stopwatch()
+    laps: list[list[Timed]] = [[] for _ in steps]
+    for _ in range(STEPS_PER_ROUND):
+        for step, own in zip(steps, laps, strict=True):
+            watch.lap()
+            step()
+            own.append(watch.lap())
+    return laps
+
+
+def peak(dtype: str) -> float:
+    """FLOP/s of the best of five products."""
+    import jax
+    import jax.numpy as jnp
+
+    matrix = jnp.ones((4096, 4096), dtype)
+    product = jax.jit(jnp.matmul)
+    product(matrix, matrix).block_until_ready()
+    watch = Stopwatch()
+    laps = []
+    for _ in range(5):
+        product(matrix, matrix).block_until_ready()
+        laps.append(watch.lap().seconds)
+    return 2 * 4096**3 / min(laps)
+
+
+def peak_resident(job: str, dtype: str, which: str) -> int:
+    """Bytes that a process of its own comes to hold in three steps."""
+    command = [sys.executable, __file__, "--job", job, "--dtype", dtype, "--hold", which]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def hold(job: str, dtype: str, which: str) -> int:
+    """The other side of it."""
+    made = STEPS[which](JOBS[job], dtype)
+    for _ in range(3):
+        made.step()
+    # Not ru_maxrss, which a process has from whatever started it.
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
+
+
+def measure(name: str, dtype: str, rounds: int, progress: Progress) -> dict[str, Any]:
+    job = JOBS[name]
+    task = progress.add_task(f"{name} {dtype}", total=rounds + 2)
+    ours, plain = (make(job, dtype) for make in STEPS.values())
+    for _ in range(WARM_UP):
+        ours.step()
+        plain.step()
+    progress.advance(task)
+    flops = job.flops(ours.num_parameters)
+    rows: list[dict[str, float]] = []
+    quiet, total = 0, 0
+    for _ in range(rounds):
+        before = peak(dtype)
+        laps = step_laps(ours.step, plain.step)
+        best = max(before, peak(dtype))
+        alone, trained = step_laps(ours.step)[0], trainer_laps(ours)
+        seconds = {
+            key: median(lap.seconds for lap in counted(each))
+            for key, each in (("ours", laps[0]), ("plain", laps[1]), ("alone", alone), ("trainer", trained))
+        }
+        quiet, total = quiet + sum(lap.quiet for each in laps for lap in each), total + 2 * STEPS_PER_ROUND
+        rows.append(
+            {
+                "tokens per second": job.tokens / seconds["ours"],
+                "peak, GFLOP/s": best / 1e9,
+                "ours, of peak": flops / seconds["ours"] / best,
+                "plain, of peak": flops / seconds["plain"] / best,
+                "ours to plain": seconds["plain"] / seconds["ours"],
+                "Trainer to step": seconds["alone"] / seconds["trainer"],
+            }
+        )
+        progress.advance(task)
+    held = {which: peak_resident(name, dtype, which) for which in STEPS}
+    progress.advance(task)
+    return {
+        "job": name,
+        "dtype": dtype,
+        **{key: median(row[key] for row in rows) for key in rows[0]},
+        "memory announced, GB": ours.announced_bytes / 1e9,
+        "announced to plain": ours.announced_bytes / plain.announced_bytes,
+        "memory resident, GB": held["ours"] / 1e9,
+        "resident to plain": held["ours"] / held["plain"],
+        "quiet steps, of all": quiet / total,
+    }
+
+
+def show(results: list[dict[str, Any]], console: Console) -> None:
+    table = Table(title=f"train steps on CPU, {allocator_in_force()}, load {os.getloadavg()[0]:.2f}")
+    table.add_column("")
+    for row in results:
+        table.add_column(f"{row['job']}\n{row['dtype']}", justify="right")
+    for key in list(results[0])[2:]:
+        table.add_row(key, *(f"{row[key]:.0f}" if row[key] >= 100 else f"{row[key]:.3f}" for row in results))
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", choices=JOBS, action="append", help="one of the jobs; may be repeated, default all")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="may be repeated, default both")
+    parser.add_argument("--rounds", type=int, default=3, help=f"of {STEPS_PER_ROUND} steps of each kind; default 3")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON on the last line")
+    parser.add_argument("--hold", choices=STEPS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    restart_with(best_allocator())
+    jobs, dtypes = options.job or list(JOBS), options.dtype or list(DTYPES)
+    if options.hold:
+        print(hold(jobs[0], dtypes[0], options.hold))
+        return 0
+    console = Console()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        results = [measure(job, dtype, options.rounds, progress) for job in jobs for dtype in dtypes]
+    show(results, console)
+    if options.json:
+        print(json.dumps({"allocator": allocator_in_force(), "load": os.getloadavg(), "results": results}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

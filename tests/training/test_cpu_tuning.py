@@ -1,0 +1,104 @@
+"""What makes steps on CPU fast leaves losses as they are, and the compiled step does nothing that it need not."""
+
+import re
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from dseekjax.parallel import compiler
+from dseekjax.training.program import build_program
+from dseekjax.training.step import Step
+from tests.tiny import random_batch, tiny_config
+from tests.training.test_equality import losses
+
+BFLOAT16 = "precision.compute_dtype=bfloat16"
+UNROLLED = "model.scan_layers=false"
+
+
+@pytest.fixture
+def onednn_for_all(monkeypatch):
+    monkeypatch.setattr(compiler, "ONEDNN_FLOPS", 0.0)
+
+
+def compiled_text(*overrides):
+    program = build_program(tiny_config(*overrides), jax.devices()[:1])
+    return program, program.train_step.lower(program.state_shape, program.batch_shape).compile().as_text()
+
+
+def test_losses_are_those_of_xla_as_it_comes(onednn_for_all):
+    expected, expected_evaluation = losses(tiny_config("run.tune_cpu=false"), 1)
+    found, evaluation = losses(tiny_config(UNROLLED), 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert evaluation == pytest.approx(expected_evaluation, rel=1e-5)
+
+
+def test_onednn_is_called_where_it_is_asked_for(onednn_for_all):
+    assert "__onednn$matmul" in compiled_text()[1]
+    assert "__onednn$matmul" not in compiled_text("run.tune_cpu=false")[1]
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_sums_over_chunks_and_microbatches_stay_float32(microbatches):
+    """oneDNN takes over a sum that stands beside a product, and does it in the product's dtype."""
+    sizes = (f"train.num_microbatches={microbatches}", "model.vocabulary_size=1024", "model.embed_dim=128")
+    _, text = compiled_text(BFLOAT16, *sizes, "model.loss_chunk=128", "train.global_batch_size=32")
+    calls = [line for line in text.splitlines() if '"__onednn$matmul"' in line]
+    assert calls
+    assert not [call for call in calls if "ADD" in call]
+
+
+def test_donated_state_is_not_copied():
+    program, text = compiled_text(UNROLLED)
+    large = {tuple(leaf.shape) for leaf in jax.tree.leaves(program.state_shape) if leaf.size > 1000}
+    copied = Counter(re.findall(r"= f32\[([\d,]+)\]\S* copy\(", text))
+    assert {shape for shape in copied if tuple(map(int, shape.split(","))) in large} == set()
+    donated = len(jax.tree.leaves(program.state_shape))
+    assert len(re.findall(r"(?:may|must)-alias", text.splitlines()[0])) == donated
+
+
+def test_each_parameter_is_cast_once():
+    program = build_program(tiny_config(BFLOAT16), jax.devices()[:1])
+    jaxpr = jax.make_jaxpr(lambda state, batch: Step.train(program.step, state, batch))(
+        program.state_shape, random_batch(program.config)
+    )
+    # Those of layers; a table's gradient, of the same shape as the table, is cast as well.
+    leaves = [leaf.shape for leaf in jax.tree.leaves(program.state_shape.params["runs"])]
+    casts = Counter(shape for shape in _casts(jaxpr.jaxpr) if shape in set(leaves))
+    assert casts == Counter(leaves)
+
+
+def _casts(jaxpr):
+    """Shapes of what is cast from float32 to bfloat16."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "convert_element_type":
+            (source,), (result,) = equation.invars, equation.outvars
+            if (str(source.aval.dtype), str(result.aval.dtype)) == ("float32", "bfloat16"):
+                yield source.aval.shape
+        for parameter in equation.params.values():
+            for inner in parameter if isinstance(parameter, tuple | list) else (parameter,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _casts(inner)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unrolled"),
+    [
+        ((), True),
+        (("model.num_layers=12",), False),
+        (("memory.recompute=full",), False),
+        (("mesh.fsdp=2",), False),
+        (("model.num_layers=12", UNROLLED), True),
+        (("model.scan_layers=true",), False),
+    ],
+)
+def test_which_layers_are_compiled_one_by_one(overrides, unrolled):
+    devices = 2 if "mesh.fsdp=2" in overrides else 1
+    config = tiny_config("model.scan_layers=auto", *overrides)
+    program = build_program(config, jax.devices()[:devices])
+    text = program.train_step.lower(program.state_shape, program.batch_shape).as_text()
+    layer_kernel = f"tensor<{config.model.num_layers}x32x64xf32>"
+    loops = [line for line in text.splitlines() if "stablehlo.while" in line and layer_kernel in line]
+    assert (not loops) == unrolled
