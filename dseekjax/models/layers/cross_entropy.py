@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 LossSums = tuple[Float[Array, ""], Float[Array, ""]]
 
 
-def _all_there_is(x: Any) -> Any:
+def _all_there_is(x: jax.Array) -> jax.Array:
     return x
 
 
@@ -21,10 +21,10 @@ class Vocabulary:
 
     first: Int[Array, ""] | int = 0
     """Number of the first token in the part."""
-    largest: Callable[[Any], Any] = _all_there_is
+    largest: Callable[[jax.Array], jax.Array] = _all_there_is
     """Elementwise maximum over the parts."""
-    total: Callable[[Any], Any] = _all_there_is
-    """Elementwise sum over the parts, of every array in a pytree."""
+    total: Callable[[jax.Array], jax.Array] = _all_there_is
+    """Elementwise sum over the parts."""
 
 
 def chunked_cross_entropy(
@@ -76,7 +76,8 @@ def chunked_cross_entropy(
         # By comparison, not by a gather, so that there is nothing to index out of bounds.
         is_target = vocabulary.first + jax.lax.broadcasted_iota(jnp.int32, (1, logits.shape[1]), 1) == targets[:, None]
         label = jnp.where(is_target, logits, 0.0).sum(-1)
-        normalizer, label = vocabulary.total((exponentials.sum(-1), label))
+        # One message for both, where parts are elsewhere.
+        normalizer, label = vocabulary.total(jnp.stack([exponentials.sum(-1), label]))
         # Where, not times: a position that does not count must not turn the sum into NaN.
         counts = weights > 0
         loss = jnp.where(counts, (jnp.log(normalizer) + largest - label) * weights, 0.0).sum()
