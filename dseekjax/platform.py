@@ -5,6 +5,7 @@ What XLA is told of one program is in `parallel.compiler`, for CPUs as for GPUs;
 
 import math
 import os
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -41,13 +42,13 @@ def prepare_platform(virtual_devices: int, compilation_cache_dir: str | None = N
         compilation_cache_dir: where compiled programs are kept for the next run, None for nowhere.
 
     Raises:
-        UserError: JAX has started already, with other devices.
+        UserError: JAX has started already, with other devices; or programs cannot be kept where they should be.
     """
     os.environ.setdefault("NPROC", str(available_cores()))
     import jax
 
     if compilation_cache_dir is not None and jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(Path(compilation_cache_dir).expanduser()))
+        jax.config.update("jax_compilation_cache_dir", str(_writable(Path(compilation_cache_dir).expanduser())))
         # Of what is quicker to compile than to find, a run has many.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
         # What calls oneDNN cannot be kept, see `parallel.compiler`; any other failure is told.
@@ -61,6 +62,18 @@ def prepare_platform(virtual_devices: int, compilation_cache_dir: str | None = N
                 f"run.virtual_devices {virtual_devices} cannot be set once JAX has started; set it before the "
                 "first use of JAX in this process, or start another"
             ) from error
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(
+            f"run.compilation_cache_dir {folder}: cannot write there ({error.strerror}); choose another folder, or set "
+            "it to null to compile anew at each start"
+        ) from error
+    return folder
 
 
 def peak_flops(device_kind: str) -> float | None:

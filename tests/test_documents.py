@@ -17,7 +17,7 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 def test_examples_run():
-    for name in ("README.md", "docs/data.md"):
+    for name in ("README.md", "docs/data.md", "docs/speed.md"):
         path = str(REPOSITORY / name)
         assert doctest.testfile(path, module_relative=False, optionflags=doctest.ELLIPSIS).failed == 0
     for module in (dseekjax, dseekjax.plan):

@@ -9,6 +9,7 @@ import pytest
 
 from dseekjax import allocator, platform
 from dseekjax.allocator import Allocator, best_allocator, restart_with
+from dseekjax.errors import UserError
 from tests.tiny import door_arguments
 
 
@@ -130,6 +131,13 @@ def test_the_users_own_cache_goes_first(tmp_path):
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"run.compilation_cache_dir .*/file/x: cannot write there \(Not a directory\)"):
+        platform.prepare_platform(0, str(tmp_path / "file" / "x"))
+    assert jax.config.jax_compilation_cache_dir is None
 
 
 def test_threads_can_be_told(monkeypatch):

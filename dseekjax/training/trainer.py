@@ -73,11 +73,13 @@ class Trainer:
         """
         try:
             # The compiler works beside whatever the state comes from: initialisation, or a checkpoint.
-            with ThreadPoolExecutor(1, thread_name_prefix="compile") as beside:
-                compiling = beside.submit(self.program.compile_ahead)
-                context = self._start()
-                state = context.state or self.program.init()
-                compiling.result()
+            beside = ThreadPoolExecutor(1, thread_name_prefix="compile")
+            compiling = beside.submit(self.program.compile_ahead)
+            # Takes nothing more, and is not waited for by an error of the hooks.
+            beside.shutdown(wait=False)
+            context = self._start()
+            state = context.state or self.program.init()
+            compiling.result()
             return self._run(context, state)
         except BaseException as error:
             for hook in self._hooks:
