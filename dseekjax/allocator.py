@@ -18,6 +18,8 @@ HUGE_PAGES = "glibc.malloc.hugetlb"
 """Since glibc 2.35: 1 asks the kernel for huge pages wherever it maps memory."""
 KERNEL_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LIBRARY_FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+RESTARTED = "DSEEKJAX_RESTARTED"
+"""Set in a process that has been started again."""
 OTHER_ALLOCATORS = re.compile(r"tcmalloc|jemalloc|mimalloc|snmalloc|tbbmalloc")
 
 
@@ -63,12 +65,14 @@ def allocator_in_force() -> str:
 def restart_with(allocator: Allocator) -> None:
     """Replaces this process, which has done nothing yet, by the same command with the allocator in force.
 
-    Returns if that is so already, or if there is nothing to choose.
+    Returns if that is so already, if there is nothing to choose, or if it was tried: where a program has more rights
+    than its user, what was set does not reach it.
     """
-    if allocator.environment:
+    if allocator.environment and RESTARTED not in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **allocator.environment})
+        environment = {**os.environ, **allocator.environment, RESTARTED: "1"}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def _has_huge_pages() -> bool:

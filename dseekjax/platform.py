@@ -48,9 +48,10 @@ def prepare_platform(virtual_devices: int, compilation_cache_dir: str | None = N
     import jax
 
     if compilation_cache_dir is not None and jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(_writable(Path(compilation_cache_dir).expanduser())))
-        # Of what is quicker to compile than to find, a run has many.
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+        jax.config.update("jax_compilation_cache_dir", str(_writable(compilation_cache_dir)))
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+            # Of what is quicker to compile than to find, a run has many.
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
         # What calls oneDNN cannot be kept, see `parallel.compiler`; any other failure is told.
         warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*std::bad_alloc")
     if virtual_devices:
@@ -64,7 +65,9 @@ def prepare_platform(virtual_devices: int, compilation_cache_dir: str | None = N
             ) from error
 
 
-def _writable(folder: Path) -> Path:
+def _writable(name: str) -> Path:
+    # Not `Path.expanduser`, which fails for a user who has no home.
+    folder = Path(os.path.expanduser(name))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

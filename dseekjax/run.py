@@ -39,7 +39,7 @@ def dry_run(config: Config) -> None:
     Raises:
         UserError: the config does not fit the devices.
     """
-    _start(config)
+    _start(config, keeps_programs=False)
     print(summarise(build_program(config, jax.devices())))
 
 
@@ -110,9 +110,9 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     return 0
 
 
-def _start(config: Config) -> None:
+def _start(config: Config, *, keeps_programs: bool = True) -> None:
     """Makes devices known: this machine's, and those of the other processes of the run."""
-    prepare_platform(config.run.virtual_devices, config.run.compilation_cache_dir)
+    prepare_platform(config.run.virtual_devices, config.run.compilation_cache_dir if keeps_programs else None)
     # How each process finds the others is its own affair.
     shared = {key: value for key, value in flat_config(config).items() if not key.startswith("distributed.")}
     join(config.distributed, shared)

@@ -16,10 +16,13 @@ from dseekjax.config_reference import format_reference
 from dseekjax.errors import UserError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def command() -> int:
+    """`main`, of a process that is there for nothing else: it may start again with a better allocator."""
+    return main(may_restart=True)
+
+
+def main(arguments: Sequence[str] | None = None, *, may_restart: bool = False) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 128 + n stopped by signal n."""
-    # Else this process is not ours to start again.
-    command_line = arguments is None
     arguments = sys.argv[1:] if arguments is None else arguments
     on_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
@@ -29,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.print_config:
             print(dump_config(config), end="")
             return 0
-        return _train(config, options, arguments, command_line=command_line)
+        return _train(config, options, arguments, may_restart=may_restart)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -83,8 +86,8 @@ def _load(options: argparse.Namespace) -> Config:
     return load_config(path, overrides)
 
 
-def _train(config: Config, options: argparse.Namespace, arguments: Sequence[str], *, command_line: bool) -> int:
-    if command_line and config.run.tune_cpu and not options.dry_run:
+def _train(config: Config, options: argparse.Namespace, arguments: Sequence[str], *, may_restart: bool) -> int:
+    if may_restart and config.run.tune_cpu and not options.dry_run:
         from dseekjax.allocator import best_allocator, restart_with
 
         restart_with(best_allocator())
@@ -117,4 +120,4 @@ def _command() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

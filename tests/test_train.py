@@ -71,7 +71,10 @@ def test_a_run_from_start_to_end_and_again(start, tmp_path, capsys):
     [
         ("model.dropout=0.1",),
         # With oneDNN, and layers compiled one by one.
-        ("precision.compute_dtype=bfloat16", "model.scan_layers=false", "mesh.data=8"),
+        (
+            *("precision.compute_dtype=bfloat16", "model.scan_layers=false", "mesh.data=8"),
+            *("model.vocabulary_size=1024", "model.embed_dim=128"),
+        ),
     ],
 )
 def test_resuming_from_any_checkpoint_repeats_the_uninterrupted_run_to_the_last_bit(overrides, start, tmp_path, capsys):

@@ -30,8 +30,8 @@ def build_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtr
 def _scale_by_adam_in_place(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
     """`optax.scale_by_adam`, whose new moments take the place of the old ones without a copy.
 
-    XLA for CPU computes the direction from the old moments again, to save reading the new ones; then the old ones are
-    still needed when the new are written, and both are copied in every step. The barrier keeps it from that.
+    That takes the choice between old and new as part of the formula: where it is made of optax's result, XLA for CPU
+    needs the old moments until the parameters are done, and copies both in every step.
     """
     adam = optax.scale_by_adam(config.beta1, config.beta2, config.epsilon)
 
@@ -46,7 +46,6 @@ def _scale_by_adam_in_place(config: OptimizerConfig) -> optax.GradientTransforma
             )
 
         first, second = moment(config.beta1, 1, state.mu), moment(config.beta2, 2, state.nu)
-        first, second = jax.lax.optimization_barrier((first, second))
         count = jnp.where(good, optax.safe_increment(state.count), state.count)
         first_correction, second_correction = 1 - config.beta1**count, 1 - config.beta2**count
         direction = jax.tree.map(

@@ -26,13 +26,17 @@ def unrolls_layers(model: ModelConfig, platform: str, *, keeps_activations: bool
     Raises:
         UserError: layers are not to be looped over where only a loop can do what else is asked for.
     """
-    possible = keeps_activations and not is_sharded
     if model.scan_layers == "auto":
-        return platform == "cpu" and possible and model.num_layers <= MAX_UNROLLED
-    if not model.scan_layers and not possible:
+        return platform == "cpu" and keeps_activations and not is_sharded and model.num_layers <= MAX_UNROLLED
+    if not model.scan_layers and not keeps_activations:
         raise UserError(
-            "model.scan_layers false goes neither with parameters sharded over mesh axes nor with memory.recompute, "
-            "which work on a loop; set it to auto"
+            "model.scan_layers false does not go with memory.recompute, which works on a loop; set it to auto, or "
+            "memory.recompute to none"
+        )
+    if not model.scan_layers and is_sharded:
+        raise UserError(
+            "model.scan_layers false does not go with parameters sharded over a mesh axis, which a loop gathers; set "
+            "it to auto, or mesh.fsdp to 1"
         )
     return not model.scan_layers
 

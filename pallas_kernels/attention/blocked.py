@@ -1,18 +1,15 @@
 """Attention in blocks of queries, each against only the keys that causality lets it see."""
 
-from collections.abc import Iterator
-from typing import Any
+import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.partial import Attended, Keys, Queries, attend_at_once, gradient_at_once
+from pallas_kernels.attention.reference import masked_attention, visible
 
-BLOCK_SIZE = 128
+BLOCK_SIZE = 256
 MAX_BLOCKS = 16
-
-SegmentIds = Int[Array, "batch length"] | None
 
 
 def blocked_attention(
@@ -27,48 +24,36 @@ def blocked_attention(
 ) -> Float[Array, "batch query_length heads value_dim"]:
     """See `pallas_kernels.attention.attention`.
 
-    Scores of one block at a time exist, forward and backward: what is kept is the output and each query's log-sum-exp,
-    from which the backward pass computes the scores again (Dao et al. 2022, arXiv:2205.14135). Causal work is
-    1/2 + 1/(2 blocks) of the whole matrix. Blocks are unrolled, so their number is bounded and their size grows with
-    the sequence.
+    Scores of one block at a time exist, forward and backward (each block is recomputed when its gradient is
+    taken). Causal work is 1/2 + 1/(2 blocks) of the whole matrix. Blocks are unrolled, so their number is
+    bounded and their size grows with the sequence.
     """
+    query_length, key_length = query.shape[1], key.shape[1]
+    block = max(BLOCK_SIZE, -(-query_length // MAX_BLOCKS))
 
-    def blocks(
-        query: jax.Array, key: jax.Array, value: jax.Array, query_ids: SegmentIds, key_ids: SegmentIds
-    ) -> Iterator[tuple[Queries, Keys, slice, slice]]:
-        length = query.shape[1]
-        size = max(BLOCK_SIZE, -(-length // MAX_BLOCKS))
-        for start in range(0, length, size):
-            here = slice(start, min(start + size, length))
-            seen = slice(0, here.stop if causal else key.shape[1])
-            queries = Queries(query[:, here], jnp.arange(here.start, here.stop), _at(query_ids, here))
-            yield queries, Keys(key[:, seen], value[:, seen], jnp.arange(seen.stop), _at(key_ids, seen)), here, seen
+    # What a block needs is cut out and masked inside what is recomputed, so that only whole inputs are kept.
+    @functools.partial(jax.checkpoint, static_argnums=(5, 6))
+    def attend(
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        query_segment_ids: jax.Array | None,
+        key_segment_ids: jax.Array | None,
+        start: int,
+        stop: int,
+    ) -> jax.Array:
+        keys = stop if causal else key_length
+        mask = visible(
+            jnp.arange(start, stop),
+            jnp.arange(keys),
+            None if query_segment_ids is None else query_segment_ids[:, start:stop],
+            None if key_segment_ids is None else key_segment_ids[:, :keys],
+            causal,
+        )
+        return masked_attention(query[:, start:stop], key[:, :keys], value[:, :keys], mask, scale)
 
-    def forward(*arrays: Any) -> tuple[jax.Array, tuple[Any, ...]]:
-        parts = [attend_at_once(queries, keys, causal, scale) for queries, keys, _, _ in blocks(*arrays)]
-        found = Attended(*(jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)))
-        out = found.out.astype(value.dtype)
-        return out, (arrays, out, found.log_sum_exp)
-
-    def backward(kept: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
-        arrays, out, log_sum_exp = kept
-        correction = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
-        terms = [
-            gradient_at_once(queries, log_sum_exp[:, at], gradient[:, at], correction[:, at], keys, causal, scale)
-            for queries, keys, at, _ in blocks(*arrays)
-        ]
-        # The last block sees all keys, so the others' terms are added to its own.
-        *others, (_, of_key, of_value) = terms
-        for (_, more_of_key, more_of_value), (_, _, _, seen) in zip(others, blocks(*arrays), strict=False):
-            of_key, of_value = of_key.at[:, seen].add(more_of_key), of_value.at[:, seen].add(more_of_value)
-        gradients = jnp.concatenate([of_query for of_query, _, _ in terms], axis=1), of_key, of_value
-        narrow = (gradient.astype(array.dtype) for gradient, array in zip(gradients, arrays, strict=False))
-        return (*narrow, None, None)
-
-    attend = jax.custom_vjp(lambda *arrays: forward(*arrays)[0])
-    attend.defvjp(forward, backward)
-    return attend(query, key, value, query_segment_ids, key_segment_ids)
-
-
-def _at(segment_ids: SegmentIds, where: slice) -> SegmentIds:
-    return None if segment_ids is None else segment_ids[:, where]
+    outputs = [
+        attend(query, key, value, query_segment_ids, key_segment_ids, start, min(start + block, query_length))
+        for start in range(0, query_length, block)
+    ]
+    return jnp.concatenate(outputs, axis=1)

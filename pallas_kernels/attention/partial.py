@@ -57,13 +57,12 @@ def partial_attention(queries: Queries, keys: Keys, *, causal: bool, scale: floa
     """
 
     def attend(block: Queries) -> Attended:
-        return attend_at_once(block, keys, causal, scale)
+        return _attend(block, keys, causal, scale)
 
     return Attended(*map(_joined, jax.lax.map(attend, _blocks(queries))))
 
 
-def attend_at_once(queries: Queries, keys: Keys, causal: bool, scale: float) -> Attended:
-    """See `partial_attention`; all scores exist at one time."""
+def _attend(queries: Queries, keys: Keys, causal: bool, scale: float) -> Attended:
     query, value = _grouped(queries.query, keys), keys.value
     mask = _mask(queries, keys, causal)
     scores = jnp.where(mask, _scores(query, keys, scale), -jnp.inf)
@@ -71,10 +70,10 @@ def attend_at_once(queries: Queries, keys: Keys, causal: bool, scale: float) -> 
     largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
     weights = jnp.exp(scores - largest)
     total = weights.sum(-1, keepdims=True)
+    weights = weights / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
     out = jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
-    log_sum_exp, total = (_per_query(x[..., 0]) for x in (largest + jnp.log(total), total))
-    out = out.reshape(*queries.query.shape[:3], value.shape[-1])
-    return Attended(out / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[..., None], log_sum_exp)
+    log_sum_exp = (largest + jnp.log(total))[..., 0]
+    return Attended(out.reshape(*queries.query.shape[:3], value.shape[-1]), _per_query(log_sum_exp))
 
 
 def merge_attended(a: Attended, b: Attended) -> Attended:
@@ -119,7 +118,7 @@ def partial_attention_gradient(
     def add(
         sums: tuple[jax.Array, jax.Array], block: tuple[Queries, jax.Array, jax.Array, jax.Array]
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        of_query, of_key, of_value = gradient_at_once(*block, keys, causal, scale)
+        of_query, of_key, of_value = _gradient(*block, keys, causal, scale)
         return (sums[0] + of_key, sums[1] + of_value), of_query
 
     zeros = (jnp.zeros(keys.key.shape, jnp.float32), jnp.zeros(keys.value.shape, jnp.float32))
@@ -128,7 +127,7 @@ def partial_attention_gradient(
     return _joined(query_gradient), key_gradient, value_gradient
 
 
-def gradient_at_once(
+def _gradient(
     queries: Queries,
     log_sum_exp: jax.Array,
     gradient: jax.Array,
@@ -137,7 +136,6 @@ def gradient_at_once(
     causal: bool,
     scale: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """See `partial_attention_gradient`; all scores exist at one time."""
     query, gradient = _grouped(queries.query, keys), _grouped(gradient, keys)
     scores = _scores(query, keys, scale)
     weights = jnp.where(_mask(queries, keys, causal), jnp.exp(scores - _per_score(log_sum_exp, keys)), 0.0)

@@ -1,5 +1,6 @@
 """Attention written as its definition: the whole score matrix, one softmax."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -33,9 +34,9 @@ def masked_attention(
     grouped = query.reshape(batch, query_length, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, key, preferred_element_type=jnp.float32) * scale
     mask = mask[:, None, None]
-    scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-    weights = jnp.where(mask, jnp.exp(scores - scores.max(-1, keepdims=True)), 0.0)
-    weights = weights / jnp.maximum(weights.sum(-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    # JAX's softmax keeps its result alone for the backward pass.
+    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
+    weights = jnp.where(mask, weights, 0.0)
     out = jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(value.dtype), value)
     return out.reshape(batch, query_length, heads, value.shape[-1])
 

@@ -8,12 +8,15 @@ import numpy as np
 import plain_step
 import pytest
 from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
 from plain_layout import plain_parameters
 
 from dseekjax.config import load_config, recipe_path
 from dseekjax.models.decoder import Decoder
 from dseekjax.models.flops import forward_flops_per_token, parameter_count, training_flops_per_token
-from dseekjax.models.operations import local_operations
+from dseekjax.models.layers.cross_entropy import chunked_cross_entropy
+from dseekjax.models.operations import contract, local_operations
 from tests.references import llama
 from tests.tiny import LLAMA, random_batch, random_fields, tiny_config
 
@@ -95,6 +98,37 @@ def test_chunked_loss_equals_whole_loss(chunk):
     (a, da), (b, db) = (jax.jit(jax.value_and_grad(f))(params) for f in (chunked, whole))
     np.testing.assert_allclose(a, b, rtol=1e-6)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), da, db)
+
+
+@given(st.integers(1, 40), st.integers(0, 1 << 16), st.floats(-2, 2))
+def test_the_losss_gradient_is_that_of_the_definition(chunk, seed, factor):
+    rng = np.random.default_rng(seed)
+    x, kernel = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 13, 4), (11, 4)))
+    targets = jnp.asarray(rng.integers(0, 11, (2, 13)), jnp.int32)
+    weights = jnp.asarray(rng.choice([0.0, 0.5, 1.0, 3.0], (2, 13)), jnp.float32)
+
+    def chunked(x, kernel):
+        return factor * chunked_cross_entropy(x, targets, weights, kernel, chunk, dense=contract)[0]
+
+    def whole(x, kernel):
+        log_probability = jax.nn.log_softmax(x @ kernel.T)
+        label = jnp.take_along_axis(log_probability, targets[..., None], -1)[..., 0]
+        return -factor * (label * weights).sum()
+
+    (a, da), (b, db) = (jax.value_and_grad(f, (0, 1))(x, kernel) for f in (chunked, whole))
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), da, db)
+
+
+def test_a_position_of_weight_zero_may_have_infinite_logits():
+    x = jnp.full((1, 2, 1), 1e30).at[0, 1].set(1.0)
+    kernel = jnp.array([[1e30], [1.0]])
+    loss = lambda x: chunked_cross_entropy(  # noqa: E731
+        x, jnp.zeros((1, 2), jnp.int32), jnp.array([[0.0, 1.0]]), kernel, 8, dense=contract
+    )[0]
+    value, gradient = jax.value_and_grad(loss)(x)
+    assert np.isfinite(value)
+    assert np.isfinite(gradient).all()
 
 
 def test_whole_logits_never_exist():

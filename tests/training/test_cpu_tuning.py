@@ -13,8 +13,11 @@ from dseekjax.training.step import Step
 from tests.tiny import random_batch, tiny_config
 from tests.training.test_equality import losses
 
+CALL = '"__onednn$matmul"'
 BFLOAT16 = "precision.compute_dtype=bfloat16"
 UNROLLED = "model.scan_layers=false"
+# Large enough that some products go to oneDNN.
+SIZES = ("model.vocabulary_size=1024", "model.embed_dim=128", "model.loss_chunk=128")
 
 
 @pytest.fixture
@@ -28,34 +31,37 @@ def compiled_text(*overrides):
 
 
 def test_losses_are_those_of_xla_as_it_comes(onednn_for_all):
-    expected, expected_evaluation = losses(tiny_config("run.tune_cpu=false"), 1)
-    found, evaluation = losses(tiny_config(UNROLLED), 1)
+    assert CALL in compiled_text(UNROLLED, *SIZES)[1]
+    expected, expected_evaluation = losses(tiny_config("run.tune_cpu=false", *SIZES), 1)
+    found, evaluation = losses(tiny_config(UNROLLED, *SIZES), 1)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert evaluation == pytest.approx(expected_evaluation, rel=1e-5)
 
 
-def test_onednn_is_called_where_it_is_asked_for(onednn_for_all):
-    assert "__onednn$matmul" in compiled_text()[1]
-    assert "__onednn$matmul" not in compiled_text("run.tune_cpu=false")[1]
+def test_what_xla_flags_say_goes_first(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_experimental_onednn_custom_call=false")
+    assert CALL not in compiled_text(BFLOAT16, *SIZES)[1]
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_sums_over_chunks_and_microbatches_stay_float32(microbatches):
     """oneDNN takes over a sum that stands beside a product, and does it in the product's dtype."""
-    sizes = (f"train.num_microbatches={microbatches}", "model.vocabulary_size=1024", "model.embed_dim=128")
-    _, text = compiled_text(BFLOAT16, *sizes, "model.loss_chunk=128", "train.global_batch_size=32")
-    calls = [line for line in text.splitlines() if '"__onednn$matmul"' in line]
+    _, text = compiled_text(BFLOAT16, *SIZES, "train.global_batch_size=32", f"train.num_microbatches={microbatches}")
+    calls = [line for line in text.splitlines() if CALL in line]
     assert calls
     assert not [call for call in calls if "ADD" in call]
     # Nor is it asked for a product of bfloat16 that is wider, with which it was once seen to hang.
     assert not [call for call in calls if re.search(r"= \(?f32", call)]
 
 
-def test_donated_state_is_not_copied():
-    program, text = compiled_text(UNROLLED)
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 0), ("bfloat16", 1)])
+def test_donated_state_is_not_copied(dtype, allowed):
+    """In bfloat16 the sum over chunks of the loss, of the table's shape, is copied once."""
+    program, text = compiled_text(f"precision.compute_dtype={dtype}", UNROLLED, *SIZES)
     large = {tuple(leaf.shape) for leaf in jax.tree.leaves(program.state_shape) if leaf.size > 1000}
     copied = Counter(re.findall(r"= f32\[([\d,]+)\]\S* copy\(", text))
-    assert {shape for shape in copied if tuple(map(int, shape.split(","))) in large} == set()
+    found = sum(count for shape, count in copied.items() if tuple(map(int, shape.split(","))) in large)
+    assert found <= allowed
     donated = len(jax.tree.leaves(program.state_shape))
     assert len(re.findall(r"(?:may|must)-alias", text.splitlines()[0])) == donated
 

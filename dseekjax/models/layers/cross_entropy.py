@@ -40,8 +40,8 @@ def chunked_cross_entropy(
     """Weighted sum of the losses of all targets, and the sum of the weights.
 
     The gradient is formed in the forward pass, while a chunk's logits are there: the backward pass only scales it by
-    the loss's own gradient, so that logits are computed once. A position of weight zero counts for nothing, whatever
-    its logits.
+    the loss's own gradient, so that logits are computed once. A position of weight zero counts for nothing, unless
+    its activations are not finite.
 
     Args:
         x: final activations.
