@@ -52,8 +52,8 @@ def prepare_platform(virtual_devices: int, compilation_cache_dir: str | None = N
         if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
             # Of what is quicker to compile than to find, a run has many.
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-        # What calls oneDNN cannot be kept, see `parallel.compiler`; any other failure is told.
-        warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*std::bad_alloc")
+    # What calls oneDNN cannot be kept, see `parallel.compiler`; any other failure is told.
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*std::bad_alloc")
     if virtual_devices:
         try:
             jax.config.update("jax_platforms", "cpu")

@@ -6,6 +6,7 @@ import sys
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from dseekjax import allocator, platform
 from dseekjax.allocator import Allocator, best_allocator, restart_with
@@ -133,6 +134,7 @@ def test_the_users_own_cache_goes_first(tmp_path):
         assert jax.config.jax_compilation_cache_dir == str(tmp_path)
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
 
 
 def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path):
