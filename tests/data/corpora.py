@@ -15,6 +15,7 @@ from dseekjax.data.tokenizers import bytes_tokenizer, fingerprint
 from dseekjax.data.tokens import Tokens
 
 END = "<|endoftext|>"
+TEXTS = [f"Document {i} of some, with an umlaut: ü.\n" * (1 + i % 9) for i in range(300)]
 
 
 def portion(lengths, first_token=0, tokens_per_shard=37):

@@ -9,16 +9,7 @@ import pytest
 from dseekjax.data.corpus import hold_out, open_corpus, verify_corpus
 from dseekjax.data.preparation import shards
 from dseekjax.errors import UserError
-from tests.data.corpora import prepare
-
-TEXTS = [f"Document {i} of some, with an umlaut: ü.\n" * (1 + i % 9) for i in range(300)]
-
-
-@pytest.fixture
-def lines(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return path
+from tests.data.corpora import TEXTS, prepare
 
 
 def damaged(corpus, change, message):

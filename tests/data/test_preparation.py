@@ -22,17 +22,7 @@ from dseekjax.data.reading.inputs import Format, find_inputs
 from dseekjax.data.tokenizers import bytes_tokenizer, fingerprint, load_tokenizer
 from dseekjax.errors import UserError
 from tests.conftest import REPOSITORY
-from tests.data.corpora import END, bytes_recipe, documents_of, prepare
-
-TEXTS = [f"Document {i} of some, with an umlaut: ü.\n" * (1 + i % 9) for i in range(300)]
-
-
-@pytest.fixture
-def lines(tmp_path):
-    """JSON lines, and units and shards so small that a few of each are needed."""
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return path
+from tests.data.corpora import END, TEXTS, bytes_recipe, documents_of, prepare
 
 
 @pytest.fixture
