@@ -87,7 +87,7 @@ def _load(options: argparse.Namespace) -> Config:
 
 
 def _train(config: Config, options: argparse.Namespace, arguments: Sequence[str], *, may_restart: bool) -> int:
-    if may_restart and config.run.tune_cpu and not options.dry_run:
+    if may_restart and config.run.tune_cpu:
         from dseekjax.allocator import best_allocator, restart_with
 
         restart_with(best_allocator())

@@ -11,9 +11,7 @@ Layer = Callable[[Any, Any], tuple[Any, Any]]
 """`(carry, one layer's slice) -> (carry, sums to report)`."""
 
 
-def scan_layers(
-    layer: Layer, carry: Any, stacked: Any, config: MemoryConfig, unrolled: bool = False
-) -> tuple[Any, Any]:
+def scan_layers(layer: Layer, carry: Any, stacked: Any, config: MemoryConfig, unrolled: bool) -> tuple[Any, Any]:
     """Runs `layer` over the leading axis of `stacked`, keeping the activations that `config` asks for.
 
     `none` keeps all, `full` the input of every layer, `every_k` the input of every k-th layer and, while one group
