@@ -1,5 +1,7 @@
 """Attention written as its definition: the whole score matrix, one softmax."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -21,6 +23,25 @@ def visible(
     return mask
 
 
+@jax.custom_jvp
+def masked_softmax(scores: Float[Array, "*rows keys"], mask: Bool[Array, "*#rows keys"]) -> Float[Array, "*rows keys"]:
+    """Softmax over the keys that the mask lets through; zeros for a row that sees none.
+
+    The result alone is kept for the backward pass.
+    """
+    scores = jnp.where(mask, scores, -jnp.inf)
+    largest = jnp.maximum(scores.max(-1, keepdims=True), jnp.finfo(scores.dtype).min)
+    exponentials = jnp.exp(scores - largest)
+    # The sum is 0 where nothing is seen, and 1 or more elsewhere.
+    return exponentials * (1.0 / jnp.maximum(exponentials.sum(-1, keepdims=True), 1.0))
+
+
+@masked_softmax.defjvp
+def _masked_softmax_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]) -> tuple[Array, Array]:
+    weights = masked_softmax(*primals)
+    return weights, weights * (tangents[0] - (weights * tangents[0]).sum(-1, keepdims=True))
+
+
 def masked_attention(
     query: Float[Array, "batch query_length heads head_dim"],
     key: Float[Array, "batch key_length kv_heads head_dim"],
@@ -33,10 +54,7 @@ def masked_attention(
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, query_length, kv_heads, heads // kv_heads, head_dim)
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, key, preferred_element_type=jnp.float32) * scale
-    mask = mask[:, None, None]
-    # JAX's softmax keeps its result alone for the backward pass.
-    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
-    weights = jnp.where(mask, weights, 0.0)
+    weights = masked_softmax(scores, mask[:, None, None])
     out = jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(value.dtype), value)
     return out.reshape(batch, query_length, heads, value.shape[-1])
 

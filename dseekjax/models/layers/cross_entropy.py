@@ -72,17 +72,19 @@ def chunked_cross_entropy(
         """The summed loss and its gradient by the logits."""
         logits = dense("te,ve->tv", x, kernel, dtype=jnp.float32)
         largest = vocabulary.largest(logits.max(-1))
-        exponentials = jnp.exp(logits - largest[:, None])
-        # By comparison, not by a gather, so that there is nothing to index out of bounds.
-        is_target = vocabulary.first + jax.lax.broadcasted_iota(jnp.int32, (1, logits.shape[1]), 1) == targets[:, None]
-        label = jnp.where(is_target, logits, 0.0).sum(-1)
+        shifted = logits - largest[:, None]
+        column = targets - vocabulary.first
+        here = (column >= 0) & (column < logits.shape[1])
+        label = jnp.where(here, jnp.take_along_axis(shifted, column[:, None], axis=1, mode="clip")[:, 0], 0.0)
         # One message for both, where parts are elsewhere.
-        normalizer, label = vocabulary.total(jnp.stack([exponentials.sum(-1), label]))
+        normalizer, label = vocabulary.total(jnp.stack([jnp.exp(shifted).sum(-1), label]))
         # Where, not times: a position that does not count must not turn the sum into NaN.
         counts = weights > 0
-        loss = jnp.where(counts, (jnp.log(normalizer) + largest - label) * weights, 0.0).sum()
-        scale = (weights / normalizer)[:, None]
-        slope = jnp.where(counts[:, None], exponentials * scale - jnp.where(is_target, weights[:, None], 0.0), 0.0)
+        loss = jnp.where(counts, (jnp.log(normalizer) - label) * weights, 0.0).sum()
+        # Exponentials are taken anew, cheaper than to keep an array of them as large as the logits.
+        probabilities = jnp.exp(shifted - jnp.log(normalizer)[:, None])
+        is_target = jax.lax.broadcasted_iota(jnp.int32, (1, logits.shape[1]), 1) == column[:, None]
+        slope = jnp.where(counts[:, None], (probabilities - is_target) * weights[:, None], 0.0)
         return loss, slope
 
     @jax.custom_vjp
