@@ -1,11 +1,12 @@
 """How fast a train step is on this machine's CPU, next to a plain JAX one and to the fastest matrix product.
 
 In turns in one process: our step and a tuned page of plain JAX, scripts/references/plain_step.py, compiled with the
-options that are best for it; our step and our Trainer; and a product of two 4096 x 4096 matrices, the best of which is
-the peak. Each figure is the median of those of all rounds. A step during which other processes used more than 0.12 of a
-core does not count, where at least three others of its kind and round were quiet. FLOPs are
-6 N + 12 layers x width x sequence per token, attention counted whole, as is usual in such comparisons; the plain page
-computes it whole too, our step skips blocks that causality hides where there are several.
+options that are best for it; our Trainer, with new batches, metrics written to disk and lines for the terminal,
+between two stretches of our step alone; and a product of two 4096 x 4096 matrices, the best of which is the peak. Each
+figure is the median of those of all rounds. A step during which other processes used more than 0.12 of a core does not
+count, where at least three others of its kind and round were quiet. FLOPs are 6 N + 12 layers x width x sequence per
+token, attention counted whole, as is usual in such comparisons; the plain page computes it whole too, our step skips
+blocks that causality hides where there are several.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,8 @@ JOBS = {
 DTYPES = ("float32", "bfloat16")
 STEPS_PER_ROUND = 6
 WARM_UP = 2
+LAST = 2
+"""Steps of a Trainer whose records arrive together, when nothing is left to wait for."""
 
 
 def config_of(job: Job, dtype: str) -> Any:
@@ -74,15 +78,15 @@ def config_of(job: Job, dtype: str) -> Any:
             f"model.max_positions={job.sequence}",
             f"data.sequence_length={job.sequence}",
             f"train.global_batch_size={job.batch}",
-            f"train.steps={STEPS_PER_ROUND + WARM_UP}",
+            f"train.steps={WARM_UP + 2 * STEPS_PER_ROUND + LAST}",
             f"precision.compute_dtype={dtype}",
         ]
     )
 
 
-def random_batch(job: Job) -> dict[str, np.ndarray]:
+def random_batch(job: Job, seed: int = 0) -> dict[str, np.ndarray]:
     shape = (job.batch, job.sequence)
-    tokens = np.random.default_rng(0).integers(0, job.vocabulary, (job.batch, job.sequence + 1)).astype(np.int32)
+    tokens = np.random.default_rng(seed).integers(0, job.vocabulary, (job.batch, job.sequence + 1)).astype(np.int32)
     return {
         "tokens": tokens[:, :-1],
         "targets": tokens[:, 1:],
@@ -100,8 +104,8 @@ class Made:
     """Makes one step; returns its loss."""
     announced_bytes: int
     num_parameters: int
-    trainer: Callable[[Any], Any] | None = None
-    """Makes a Trainer of the same program, with the hook that it is given."""
+    trainer: Callable[[list[Any]], Any] | None = None
+    """Makes a Trainer of the same program, with the hooks that it is given."""
 
 
 def our_step(job: Job, dtype: str) -> Made:
@@ -113,8 +117,7 @@ def our_step(job: Job, dtype: str) -> Made:
 
     program = build_program(config_of(job, dtype), jax.devices()[:1])
     state = program.init()
-    fields = random_batch(job)
-    batch = jax.device_put(Batch(**fields))
+    batch = jax.device_put(Batch(**random_batch(job)))
     compiled = program.train_step.lower(program.state_shape, program.batch_shape).compile()
 
     def step() -> float:
@@ -122,18 +125,18 @@ def our_step(job: Job, dtype: str) -> Made:
         state, metrics = program.train_step(state, batch)
         return float(metrics["loss"])
 
-    class Same:
+    class Random:
         def state(self, batch: int) -> dict[str, Any]:
             return {}
 
         def start(self, state: Any) -> Any:
-            return itertools.repeat(fields)
+            return (random_batch(job, seed) for seed in itertools.count())
 
     return Made(
         step,
         announced_bytes(compiled),
         sum(x.size for x in jax.tree.leaves(state.params)),
-        lambda hook: Trainer(program, Same(), hooks=[hook]),
+        lambda hooks: Trainer(program, Random(), hooks=hooks),
     )
 
 
@@ -182,7 +185,9 @@ STEPS = {"ours": our_step, "plain": plain_step}
 
 
 def trainer_laps(made: Made) -> list[Timed]:
-    """Steps of a Trainer given the same batch again and again, with no hook but that which times it."""
+    """Steps of a Trainer with the hooks of a run that makes no checkpoint."""
+    from dseekjax.insight.metrics import MetricsHook
+    from dseekjax.insight.terminal import TerminalHook
     from dseekjax.training.hooks import Hook
 
     class Laps(Hook):
@@ -195,9 +200,10 @@ def trainer_laps(made: Made) -> list[Timed]:
 
     laps = Laps()
     assert made.trainer is not None
-    made.trainer(laps).run()
-    # The last two arrive together, when nothing is left to wait for.
-    return laps.laps[WARM_UP:-2]
+    with tempfile.TemporaryDirectory() as folder:
+        shown = MetricsHook(Path(folder, "metrics.jsonl"), [], print), TerminalHook(Console(quiet=True), 1)
+        made.trainer([*shown, laps]).run()
+    return laps.laps[WARM_UP:-LAST]
 
 
 def step_laps(*steps: Callable[[], float]) -> list[list[Timed]]:
@@ -258,7 +264,10 @@ def measure(name: str, dtype: str, rounds: int, progress: Progress) -> dict[str,
         before = peak(dtype)
         laps = step_laps(ours.step, plain.step)
         best = max(before, peak(dtype))
-        alone, trained = step_laps(ours.step)[0], trainer_laps(ours)
+        # Around the Trainer, so that neither has the quieter half of a busy minute.
+        alone = step_laps(ours.step)[0]
+        trained = trainer_laps(ours)
+        alone += step_laps(ours.step)[0]
         seconds = {
             key: median(lap.seconds for lap in counted(each))
             for key, each in (("ours", laps[0]), ("plain", laps[1]), ("alone", alone), ("trainer", trained))
@@ -310,7 +319,10 @@ def main() -> int:
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds} times nothing; make it 1 or more")
     restart_with(best_allocator())
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # After the restart, which reads the environment that this sets.
+    from dseekjax.platform import prepare_platform
+
+    prepare_platform(virtual_devices=1)
     jobs, dtypes = options.job or list(JOBS), options.dtype or list(DTYPES)
     if options.hold:
         print(hold(jobs[0], dtypes[0], options.hold))

@@ -19,11 +19,11 @@ def norm(x, p):
 
 
 def attention(x, p, segment_ids):
-    q, k, v = (jnp.einsum("bse,ehd->bhsd", x, p[f"{n}_kernel"]) + p[f"{n}_bias"][:, None] for n in "qkv")
-    scores = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=jnp.float32) / q.shape[-1] ** 0.5
+    q, k, v = (jnp.einsum("bse,ehd->bshd", x, p[f"{n}_kernel"]) + p[f"{n}_bias"] for n in "qkv")
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) / q.shape[-1] ** 0.5
     visible = jnp.tril(jnp.ones(scores.shape[-2:], bool)) & (segment_ids[:, :, None] == segment_ids[:, None, :])
-    mixed = jax.nn.softmax(jnp.where(visible[:, None], scores, -1e30)).astype(v.dtype) @ v
-    return jnp.einsum("bhsd,hde->bse", mixed, p["o_kernel"]) + p["o_bias"]
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(visible[:, None], scores, -1e30)).astype(v.dtype), v)
+    return jnp.einsum("bshd,hde->bse", mixed, p["o_kernel"]) + p["o_bias"]
 
 
 def activations(params, batch):

@@ -66,6 +66,28 @@ def test_donated_state_is_not_copied(dtype, allowed):
     assert len(re.findall(r"(?:may|must)-alias", text.splitlines()[0])) == donated
 
 
+def temporary_bytes(*overrides):
+    program = build_program(tiny_config(*overrides), jax.devices()[:1])
+    compiled = program.train_step.lower(program.state_shape, program.batch_shape).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 2.5), ("bfloat16", 3.0)])
+def test_a_layer_keeps_one_array_of_attentions(dtype, limit):
+    """All else that a layer of this width keeps comes to as much again, and bfloat16's copy to half of it."""
+    options = (f"precision.compute_dtype={dtype}", UNROLLED, "data.sequence_length=128", "model.max_positions=128")
+    two, four = (temporary_bytes(*options, f"model.num_layers={layers}") for layers in (2, 4))
+    model, batch = tiny_config(*options).model, tiny_config(*options).train.global_batch_size
+    assert (four - two) / 2 < limit * batch * model.attention.num_heads * 128 * 128 * 4
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1.5), ("bfloat16", 2.0)])
+def test_the_loss_has_one_array_of_logits(dtype, limit):
+    options = (f"precision.compute_dtype={dtype}", UNROLLED, "model.num_layers=1", "model.loss_chunk=512")
+    small, large = (temporary_bytes(*options, f"model.vocabulary_size={size}") for size in (4096, 8192))
+    assert large - small < limit * 512 * 4096 * 4
+
+
 def test_each_parameter_is_cast_once():
     program = build_program(tiny_config(BFLOAT16), jax.devices()[:1])
     jaxpr = jax.make_jaxpr(lambda state, batch: Step.train(program.step, state, batch))(
