@@ -31,6 +31,11 @@ def available_cores() -> int:
     return cores if quota == "max" else min(cores, math.ceil(int(quota) / int(period)))
 
 
+def compute_threads() -> str:
+    """How many threads XLA for CPU computes with, in one process."""
+    return os.environ.get("NPROC") or str(os.cpu_count())
+
+
 def prepare_platform(virtual_devices: int, compilation_cache_dir: str | None = None) -> None:
     """Sets JAX up for a run; call it before anything asks for devices.
 

@@ -114,6 +114,7 @@ def test_a_command_restarts_itself_and_finds_its_programs_again(tmp_path, monkey
     expected = best_allocator()
     line = next(line for line in run().splitlines() if line.startswith("on CPU"))
     assert (expected.name if expected.environment else "allocator") in line
+    assert f"{available_cores()} threads, a loop over layers" in line
     assert "prefer_vector_width 512" in line
     first = kept()
     assert len(first) == 1

@@ -59,6 +59,8 @@ class Program:
     batch_shape: Batch
     compiler_options: Options
     """What XLA is told when it compiles the steps."""
+    unrolls_layers: bool
+    """Whether layers are compiled one by one, which is what `model.scan_layers` came to."""
     init: Callable[[], TrainState]
     """A new state from `run.seed`; the same on every mesh, to rounding."""
     train_step: jax.stages.Wrapped
@@ -152,6 +154,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         state_shape=state_shape,
         batch_shape=batch_shape,
         compiler_options=options,
+        unrolls_layers=unrolled,
         init=jax.jit(init, out_shardings=state_shardings, compiler_options=QUICK_COMPILE),
         train_step=jax.jit(
             step.train,

@@ -9,6 +9,7 @@ from dseekjax.allocator import allocator_in_force, best_allocator
 from dseekjax.models.flops import parameter_count, training_flops_per_token
 from dseekjax.parallel.mesh import AnyMesh
 from dseekjax.parallel.sharding import bytes_per_device
+from dseekjax.platform import compute_threads
 from dseekjax.training.program import Program
 from pallas_kernels.attention import choose_implementation
 
@@ -52,11 +53,13 @@ def _devices(mesh: AnyMesh) -> str:
 def _cpu(program: Program) -> dict[str, str]:
     if isinstance(program.mesh, AbstractMesh) or program.mesh.devices.flat[0].platform != "cpu":
         return {}
+    layers = "layers one by one" if program.unrolls_layers else "a loop over layers"
+    line = f"{allocator_in_force()}, {compute_threads()} threads, {layers}; XLA "
     if not program.config.run.tune_cpu:
-        return {"on CPU": f"{allocator_in_force()}; XLA as it comes, for run.tune_cpu is false"}
+        return {"on CPU": line + "as it comes, for run.tune_cpu is false"}
     told = ", ".join(f"{name.removeprefix('xla_cpu_')} {value}" for name, value in program.compiler_options.items())
     hint = best_allocator().hint
-    return {"on CPU": f"{allocator_in_force()}; XLA with {told}", **({"hint": hint} if hint else {})}
+    return {"on CPU": line + (f"with {told}" if told else "as XLA_FLAGS says"), **({"hint": hint} if hint else {})}
 
 
 def _size(num_bytes: float) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from statistics import median
 
 import psutil
 
@@ -44,3 +45,10 @@ def counted(laps: list[Timed]) -> list[Timed]:
     """Those that were quiet; all, where fewer than three were."""
     quiet = [lap for lap in laps if lap.quiet]
     return quiet if len(quiet) >= 3 else laps
+
+
+def ratio(numerators: list[Timed], denominators: list[Timed]) -> float:
+    """Median over pairs, each timed one right after the other, so that a machine's drift is in both alike."""
+    pairs = list(zip(numerators, denominators, strict=True))
+    quiet = [pair for pair in pairs if all(lap.quiet for lap in pair)]
+    return median(a.seconds / b.seconds for a, b in (quiet if len(quiet) >= 3 else pairs))
