@@ -31,9 +31,12 @@ def available_cores() -> int:
     return cores if quota == "max" else min(cores, math.ceil(int(quota) / int(period)))
 
 
-def compute_threads() -> str:
-    """How many threads XLA for CPU computes with, in one process."""
-    return os.environ.get("NPROC") or str(os.cpu_count())
+def compute_threads() -> int:
+    """How many threads XLA for CPU computes with in this process, which is at least one for each of its devices."""
+    import jax
+
+    told = os.environ.get("NPROC", "")
+    return max(int(told) if told.isdigit() else available_cores(), jax.local_device_count())
 
 
 def prepare_platform(virtual_devices: int, compilation_cache_dir: str | None = None) -> None:

@@ -47,8 +47,11 @@ def counted(laps: list[Timed]) -> list[Timed]:
     return quiet if len(quiet) >= 3 else laps
 
 
-def ratio(numerators: list[Timed], denominators: list[Timed]) -> float:
-    """Median over pairs, each timed one right after the other, so that a machine's drift is in both alike."""
+def median_ratio(numerators: list[Timed], denominators: list[Timed]) -> float:
+    """Over pairs, each timed one right after the other, so that a machine's drift is in both alike.
+
+    Of the pairs that were quiet; of all, where fewer than three were.
+    """
     pairs = list(zip(numerators, denominators, strict=True))
     quiet = [pair for pair in pairs if all(lap.quiet for lap in pair)]
     return median(a.seconds / b.seconds for a, b in (quiet if len(quiet) >= 3 else pairs))

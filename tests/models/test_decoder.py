@@ -131,6 +131,13 @@ def test_a_position_of_weight_zero_may_have_infinite_logits():
     assert np.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize("target", [-1, 3])
+def test_a_target_that_the_vocabulary_lacks_makes_the_loss_nan(target):
+    x, kernel, weights = jnp.ones((1, 2, 4)), jnp.ones((3, 4)), jnp.ones((1, 2))
+    loss, _ = chunked_cross_entropy(x, jnp.array([[0, target]]), weights, kernel, 8, dense=contract)
+    assert np.isnan(loss)
+
+
 def test_whole_logits_never_exist():
     config = tiny_config("model.vocabulary_size=97", "model.loss_chunk=40")
     graphdef, params = build(config)

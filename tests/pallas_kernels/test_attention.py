@@ -39,17 +39,20 @@ def test_equals_float64(implementation, case):
 
 @given(cases())
 def test_reference_has_the_gradient_of_the_definition(case):
-    batch, length, heads, kv_heads, seed, causal, _ = case
-    arrays = inputs(batch, length, heads, kv_heads, seed)[:3]
+    batch, length, heads, kv_heads, seed, causal, packed = case
+    *arrays, segments = inputs(batch, length, heads, kv_heads, seed)
+    masks = {"query_segment_ids": segments, "key_segment_ids": segments} if packed else {}
+    mask = jnp.tri(length, dtype=bool) | (not causal)
+    mask = mask & ((segments[:, :, None] == segments[:, None]) | (not packed))
 
     def definition(query, key, value):
         key, value = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (key, value))
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / 2
-        scores = jnp.where(jnp.tri(length, dtype=bool) | (not causal), scores, -1e30)
+        scores = jnp.where(mask[:, None], scores, -1e30)
         return jnp.sin(jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)).sum()
 
     def found(query, key, value):
-        return jnp.sin(attention(query, key, value, causal=causal, implementation="reference")).sum()
+        return jnp.sin(attention(query, key, value, causal=causal, implementation="reference", **masks)).sum()
 
     for a, b in zip(*(jax.grad(loss, (0, 1, 2))(*arrays) for loss in (definition, found)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

@@ -81,11 +81,14 @@ def test_a_layer_keeps_one_array_of_attentions(dtype, limit):
     assert (four - two) / 2 < limit * batch * model.attention.num_heads * 128 * 128 * 4
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1.5), ("bfloat16", 2.0)])
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1.5), ("bfloat16", 1.85)])
 def test_the_loss_has_one_array_of_logits(dtype, limit):
-    options = (f"precision.compute_dtype={dtype}", UNROLLED, "model.num_layers=1", "model.loss_chunk=512")
+    """And in bfloat16 one of the gradient by them; the rest is the table's gradient."""
+    options = (f"precision.compute_dtype={dtype}", UNROLLED, "model.num_layers=1", "model.loss_chunk=1024")
     small, large = (temporary_bytes(*options, f"model.vocabulary_size={size}") for size in (4096, 8192))
-    assert large - small < limit * 512 * 4096 * 4
+    config = tiny_config(*options)
+    tokens = config.train.global_batch_size * config.data.sequence_length
+    assert large - small < limit * tokens * 4096 * 4
 
 
 def test_each_parameter_is_cast_once():

@@ -45,7 +45,7 @@ def chunked_cross_entropy(
 
     Args:
         x: final activations.
-        targets: token to predict at each position.
+        targets: token to predict at each position; one that the vocabulary lacks makes the loss NaN.
         weights: weight of each position; has no gradient.
         kernel: output projection.
         chunk: tokens whose logits exist at one time.
@@ -76,8 +76,9 @@ def chunked_cross_entropy(
         column = targets - vocabulary.first
         here = (column >= 0) & (column < logits.shape[1])
         label = jnp.where(here, jnp.take_along_axis(shifted, column[:, None], axis=1, mode="clip")[:, 0], 0.0)
-        # One message for both, where parts are elsewhere.
-        normalizer, label = vocabulary.total(jnp.stack([jnp.exp(shifted).sum(-1), label]))
+        # One message for all, where parts are elsewhere.
+        normalizer, label, known = vocabulary.total(jnp.stack([jnp.exp(shifted).sum(-1), label, here * 1.0]))
+        label = jnp.where(known > 0, label, jnp.nan)
         # Where, not times: a position that does not count must not turn the sum into NaN.
         counts = weights > 0
         loss = jnp.where(counts, (jnp.log(normalizer) - label) * weights, 0.0).sum()
