@@ -30,7 +30,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    from dseekjax.plan.target import has_compiler
+    from pallas_kernels.compile_only import has_compiler
 
     if has_compiler() or config.getoption("--require-cuda-compiler"):
         return

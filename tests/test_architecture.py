@@ -31,7 +31,7 @@ ROOMS = {
     },
     "checkpoint": HOOKS,
     "insight": HOOKS,
-    "plan": {"config", "config_errors", "models.flops", "training.program"},
+    "plan": {"config", "config_errors", "models.flops", "training.program", "pallas_kernels"},
 }
 
 

@@ -43,7 +43,7 @@ def test_wheel_holds_configs_and_the_novel(tmp_path):
         "dseekjax/configs/quickstart.yaml",
         "dseekjax/configs/llama3_8b.yaml",
         "dseekjax/configs/clusters/h100_sxm.yaml",
-        "dseekjax/configs/clusters/targets/h100_sxm.txtpb",
+        "pallas_kernels/gpus/h100_sxm/target.txtpb",
         "dseekjax/data/texts/emma.txt",
         "pallas_kernels/attention/api.py",
     ):

@@ -10,6 +10,7 @@ from dseekjax.errors import UserError
 from dseekjax.files import shipped_configs
 from dseekjax.section import Section
 from dseekjax.yaml_file import read_yaml
+from pallas_kernels import gpus
 
 PeakDtype = Literal["float32", "tensorfloat32", "bfloat16", "float16", "float8"]
 
@@ -63,9 +64,9 @@ def load_cluster(name: str) -> ClusterConfig:
         problems = "; ".join(explain(error, values, ClusterConfig))
         raise UserError(f"--cluster: {path}: {problems}") from error
     target = cluster.target
-    target_path = path.parent / target if target.endswith(".txtpb") else folder / "targets" / f"{target}.txtpb"
+    target_path = path.parent / target if target.endswith(".txtpb") else gpus.target_path(target)
     if not target_path.is_file():
-        known = ", ".join(sorted(file.stem for file in (folder / "targets").glob("*.txtpb")))
+        known = ", ".join(gpus.gpu_names())
         raise UserError(f"--cluster: {path}: target {target}: there is no {target_path}; shipped are {known}")
     return cluster.model_copy(update={"target": str(target_path)})
 

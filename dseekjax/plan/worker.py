@@ -20,7 +20,8 @@ from dseekjax.plan.groups import Topology
 from dseekjax.plan.hlo import parse_hlo
 from dseekjax.plan.report import Report
 from dseekjax.plan.request import Request
-from dseekjax.plan.target import compile_only_devices, prepare_environment
+from dseekjax.plan.target import compile_only_devices
+from pallas_kernels.compile_only import prepare_environment
 
 PACKAGES = ("dseekjax", "jax", "jaxlib")
 

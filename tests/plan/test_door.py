@@ -166,7 +166,7 @@ def test_mistakes_are_one_sentence_and_exit_2(arguments, message, capsys):
 
 
 def test_without_the_compiler_it_says_how_to_get_it(monkeypatch, capsys):
-    monkeypatch.setattr("dseekjax.plan.target.PLUGINS", ("jax_plugins.none_such",))
+    monkeypatch.setattr("pallas_kernels.compile_only.PLUGINS", ("jax_plugins.none_such",))
     assert door.main(["compile", "--model", "quickstart", "--cluster", "h100_sxm"]) == 2
     error = capsys.readouterr().err
     assert 'pip install "dseekjax[cuda12]"' in error
