@@ -1,0 +1,144 @@
+"""The public product and its implementations."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Float32
+
+from pallas_kernels import dispatch
+from pallas_kernels.dispatch import Device, device_at_hand
+from pallas_kernels.fp8_matmul.mosaic import mosaic_matmul
+from pallas_kernels.fp8_matmul.quantize import BLOCK_SIZE, FP8_DTYPES
+from pallas_kernels.fp8_matmul.reference import dequantized_bf16_matmul, reference_matmul
+
+Implementation = Literal["auto", "mosaic", "dequantized_bf16", "reference", "mosaic_interpreted"]
+
+MOSAIC_CAPABILITY = 90
+MOSAIC_OUT_DTYPES = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Fp8MatmulCase:
+    """What of a product decides who can compute it."""
+
+    rows: int
+    columns: int
+    contraction: int
+    x_dtype: str
+    w_dtype: str
+    out_dtype: str
+
+
+def _against_mosaic(case: Fp8MatmulCase, device: Device) -> list[str]:
+    reasons = _against_its_results(case)
+    if device.gpu is None or device.gpu.compute_capability != MOSAIC_CAPABILITY:
+        reasons.append("it is written for GPUs of compute capability 9.0")
+    return reasons
+
+
+def _against_interpreting(case: Fp8MatmulCase, device: Device) -> list[str]:
+    reasons = _against_its_results(case)
+    if device.platform != "cpu":
+        reasons.append("kernels are interpreted on CPUs alone")
+    return reasons
+
+
+def _against_its_results(case: Fp8MatmulCase) -> list[str]:
+    if case.out_dtype in MOSAIC_OUT_DTYPES:
+        return []
+    return [f"it writes {' or '.join(MOSAIC_OUT_DTYPES)}, not {case.out_dtype}"]
+
+
+def _nothing_against(case: Fp8MatmulCase, device: Device) -> list[str]:
+    return []
+
+
+def _against_bfloat16(case: Fp8MatmulCase, device: Device) -> list[str]:
+    return ["float64 results would not be such"] if case.out_dtype == "float64" else []
+
+
+IMPLEMENTATIONS: tuple[dispatch.Implementation[Fp8MatmulCase], ...] = (
+    dispatch.Implementation("mosaic", mosaic_matmul, _against_mosaic),
+    dispatch.Implementation("dequantized_bf16", dequantized_bf16_matmul, _against_bfloat16),
+    dispatch.Implementation("reference", reference_matmul, _nothing_against),
+    dispatch.Implementation(
+        "mosaic_interpreted",
+        partial(mosaic_matmul, interpret=True),
+        _against_interpreting,
+        only_by_name="interprets kernels, for tests",
+    ),
+)
+
+
+def choose_implementation(
+    case: Fp8MatmulCase, requested: Implementation = "auto", device: Device | None = None
+) -> dispatch.Implementation[Fp8MatmulCase]:
+    """The implementation that `requested` stands for, on `device` or the one at hand.
+
+    Raises:
+        ValueError: there is none of that name, or it cannot compute this case there.
+    """
+    return dispatch.choose("fp8_matmul", IMPLEMENTATIONS, requested, case, device or device_at_hand())
+
+
+def fp8_matmul(
+    x_values: Float[Array, "rows contraction"],
+    x_scales: Float32[Array, "rows tiles"],
+    w_values: Float[Array, "columns contraction"],
+    w_scales: Float32[Array, "w_scale_rows tiles"],
+    *,
+    out_dtype: DTypeLike = jnp.bfloat16,
+    implementation: Implementation = "auto",
+) -> Float[Array, "rows columns"]:
+    """The product `x @ w.T` of quantized matrices (DeepSeek-V3, arXiv:2412.19437, section 3.3).
+
+    Both matrices have the contracted dimension last and contiguous, as 8-bit tensor cores want it. With activations
+    `x [tokens, in]`, weights `w [in, out]` and gradients `dy [tokens, out]`, the three products of a dense layer are
+
+        y  = fp8_matmul(*quantize_tiles(x), values.T, scales.T)               values, scales = quantize_blocks(w)
+        dx = fp8_matmul(*quantize_tiles(dy), values, scales)
+        dw = fp8_matmul(*quantize_tiles(x.T), *quantize_tiles(dy.T))
+
+    Args:
+        x_values: float8_e4m3fn or float8_e5m2; `contraction` must be a multiple of 128.
+        x_scales: one per tile of 1 x 128.
+        w_values: as `x_values`; the two dtypes may differ.
+        w_scales: one per block of 128 x 128 (then `columns` must be a multiple of 128), or per tile of 1 x 128.
+        out_dtype: bfloat16 or float32; `reference` can also give float64.
+        implementation: `auto`, or the name of one of `IMPLEMENTATIONS`. `mosaic` multiplies 8-bit floats and adds the
+            product of every 128 of the contraction, times both scales, in float32. `dequantized_bf16` first rounds
+            what they stand for to bfloat16, for devices that lack such tensor cores.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit, or an implementation that cannot run here.
+    """
+    (rows, contraction), columns = x_values.shape, w_values.shape[0]
+    for name, values in (("x_values", x_values), ("w_values", w_values)):
+        if values.dtype not in FP8_DTYPES:
+            raise ValueError(
+                f"fp8_matmul: {name} is {values.dtype}; quantize it to {' or '.join(map(str, FP8_DTYPES))}"
+            )
+    if w_values.shape[1] != contraction:
+        raise ValueError(
+            f"fp8_matmul: x_values and w_values end in {contraction} and {w_values.shape[1]}; both must end in the "
+            "contracted dimension"
+        )
+    if contraction == 0 or contraction % BLOCK_SIZE:
+        raise ValueError(f"fp8_matmul: contraction is {contraction}, no multiple of {BLOCK_SIZE}; pad with zeros")
+    tiles = contraction // BLOCK_SIZE
+    if x_scales.shape != (rows, tiles):
+        raise ValueError(f"fp8_matmul: x_scales has shape {x_scales.shape}; x_values need {(rows, tiles)}")
+    by_blocks = columns % BLOCK_SIZE == 0 and w_scales.shape == (columns // BLOCK_SIZE, tiles)
+    if not by_blocks and w_scales.shape != (columns, tiles):
+        raise ValueError(
+            f"fp8_matmul: w_scales has shape {w_scales.shape}; w_values need {(columns, tiles)}, or a row per "
+            f"{BLOCK_SIZE} columns if those are a multiple"
+        )
+    case = Fp8MatmulCase(
+        rows, columns, contraction, str(x_values.dtype), str(w_values.dtype), str(jnp.dtype(out_dtype))
+    )
+    chosen = choose_implementation(case, implementation)
+    return chosen.run(x_values, x_scales, w_values, w_scales, out_dtype)
