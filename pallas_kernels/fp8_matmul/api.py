@@ -116,6 +116,9 @@ def fp8_matmul(
         ValueError: shapes or dtypes that do not fit, or an implementation that cannot run here.
     """
     (rows, contraction), columns = x_values.shape, w_values.shape[0]
+    for name, scales in (("x_scales", x_scales), ("w_scales", w_scales)):
+        if scales.dtype != jnp.float32:
+            raise ValueError(f"fp8_matmul: {name} is {scales.dtype}; give float32")
     for name, values in (("x_values", x_values), ("w_values", w_values)):
         if values.dtype not in FP8_DTYPES:
             raise ValueError(

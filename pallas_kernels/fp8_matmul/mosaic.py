@@ -15,6 +15,8 @@ from pallas_kernels.fp8_matmul.quantize import BLOCK_SIZE
 
 COMPUTE_WARPGROUPS = 2
 WARPGROUP_ROWS = BLOCK_SIZE // COMPUTE_WARPGROUPS
+STAGES = 4
+"""As many as shared memory holds beside a block of float32 results."""
 COPY_REGISTERS = 40
 """Per thread of the warpgroup that only starts copies."""
 SWIZZLE_BYTES = 128
@@ -28,11 +30,10 @@ def mosaic_matmul(
     out_dtype: DTypeLike,
     *,
     interpret: bool = False,
-    stages: int = 4,
 ) -> Float[Array, "rows columns"]:
     """See `pallas_kernels.fp8_matmul.fp8_matmul`; `interpret` runs the kernel on a CPU, slowly.
 
-    A block computes 128 x 128 of the result: one warpgroup keeps `stages` steps of 128 of the contraction on their way
+    A block computes 128 x 128 of the result: one warpgroup keeps `STAGES` steps of 128 of the contraction on their way
     into shared memory, two multiply. Rows and columns that are no multiple of 128 are padded with zeros.
     """
     rows, columns = x_values.shape[0], w_values.shape[0]
@@ -42,7 +43,7 @@ def mosaic_matmul(
         w_values, w_scales = _padded(w_values, w_scales)
     shape = (x_values.shape[0], w_values.shape[0])
     kernel = plgpu.kernel(
-        functools.partial(_kernel, w_by_tiles=by_tiles, stages=stages),
+        functools.partial(_kernel, w_by_tiles=by_tiles),
         out_type=jax.ShapeDtypeStruct(shape, out_dtype),
         scratch_types={"out_smem": plgpu.SMEM((BLOCK_SIZE,) * 2, out_dtype, transforms=_transforms(out_dtype))},
         grid=(shape[0] // BLOCK_SIZE, shape[1] // BLOCK_SIZE),
@@ -65,7 +66,6 @@ def _kernel(
     out_smem: Any,
     *,
     w_by_tiles: bool,
-    stages: int,
 ) -> None:
     warpgroup = lax.axis_index("warpgroup")
     row_block, column_block = lax.axis_index("row_block"), lax.axis_index("column_block")
@@ -116,7 +116,7 @@ def _kernel(
         memory_registers=COPY_REGISTERS,
         wg_axis="warpgroup",
         num_compute_wgs=COMPUTE_WARPGROUPS,
-        max_concurrent_steps=stages,
+        max_concurrent_steps=STAGES,
         compute_context=around_steps,
     )(*references)
 

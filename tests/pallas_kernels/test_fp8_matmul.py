@@ -228,6 +228,14 @@ def test_dense_has_the_gradients_of_its_dequantized_operands():
     assert error(dw, exact(*x_tiles).T @ exact(*quantize_tiles(dy.T)).T) < 2e-6
 
 
+def test_dense_layers_of_experts_are_mapped_over():
+    layers = [layer(1, 128, 128, seed) for seed in range(2)]
+    stacked = (jnp.stack([arrays[i] for arrays in layers]) for i in range(2))
+    dense = functools.partial(fp8_dense, implementation="mosaic_interpreted")
+    for found, (x, w, _) in zip(jax.vmap(dense)(*stacked), layers, strict=True):
+        assert error(found, fp8_dense(x, w, implementation="reference")) < 2e-6
+
+
 def test_dense_keeps_dtypes_and_8_bits_of_the_activations():
     x, w = jnp.ones((128, 256), jnp.bfloat16), jnp.ones((256, 128), jnp.float32)
     y, pull = jax.vjp(functools.partial(fp8_dense, implementation="reference"), x, w)
@@ -262,6 +270,8 @@ def test_what_cannot_be_is_refused():
         quantize_blocks(jnp.ones((128, 128)), dtype=jnp.float16)
     with pytest.raises(ValueError, match="x_values is float32"):
         fp8_matmul(jnp.ones((2, 128)), jnp.ones((2, 1)), values, scales)
+    with pytest.raises(ValueError, match="w_scales is bfloat16; give float32"):
+        fp8_matmul(*quantize_tiles(jnp.ones((2, 128))), values, scales.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match="end in 256 and 128"):
         fp8_matmul(*quantize_tiles(jnp.ones((2, 256))), values, scales)
     with pytest.raises(ValueError, match="contraction is 64"):
@@ -298,8 +308,10 @@ def step(x, w):
 def test_layers_lower_for_every_gpu(name):
     shapes = jax.ShapeDtypeStruct((200, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256, 384), jnp.float32)
     gpu = load_gpu(name)
-    text = lower_for(gpu, step, *shapes).as_text()
-    assert text.count("mosaic_gpu_v2") == (3 if gpu.compute_capability == 90 else 0)
+    expected = 3 if gpu.compute_capability == 90 else 0
+    assert lower_for(gpu, step, *shapes).as_text().count("mosaic_gpu_v2") == expected
+    experts = [jax.ShapeDtypeStruct((4, *x.shape), x.dtype) for x in shapes]
+    assert lower_for(gpu, jax.vmap(step), *experts).as_text().count("mosaic_gpu_v2") == expected
 
 
 def has_kernel_races(w_by_tiles):
