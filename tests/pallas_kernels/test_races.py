@@ -30,3 +30,8 @@ def test_a_barrier_that_is_not_waited_for_is_found(waits):
         thread_name="warpgroup",
     )
     assert has_races(run, jnp.ones(128)) != waits
+
+
+def test_a_function_without_a_kernel_has_no_answer():
+    with pytest.raises(ValueError, match="no Mosaic kernel ran"):
+        has_races(jnp.sin, jnp.ones(128))
