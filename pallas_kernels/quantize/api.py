@@ -1,0 +1,94 @@
+"""The public functions that compress, and the implementations among which `auto` picks."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand
+from pallas_kernels.quantize import checks, kernels, reference
+from pallas_kernels.quantize.formats import Int8Blocks
+
+ImplementationName = Literal["auto", "pallas", "reference", "pallas_interpreted"]
+
+
+@dataclass(frozen=True)
+class QuantizeCase:
+    """What decides whether an implementation can compress a gradient."""
+
+    elements: int
+    dtype: str
+    block_size: int | None = None
+    """Consecutive elements with one scale; None where there are no such blocks."""
+
+
+def _block_reasons(case: QuantizeCase) -> list[str]:
+    size = case.block_size
+    if size is None or (size >= 16 and size & (size - 1) == 0):
+        return []
+    return [f"its blocks must be a power of two from 16 on, not {size}"]
+
+
+def _kernel_reasons(case: QuantizeCase, device: Device) -> list[str]:
+    missing = [] if device.gpu else [f"its kernels are compiled for GPUs that are known, not for {device}"]
+    return missing + _block_reasons(case)
+
+
+def _implementations(kernel: Any, plain: Any) -> tuple[Implementation[QuantizeCase], ...]:
+    return (
+        Implementation("pallas", functools.partial(kernel, interpret=False), _kernel_reasons),
+        Implementation("reference", plain, lambda case, device: []),
+        Implementation(
+            "pallas_interpreted",
+            functools.partial(kernel, interpret=True),
+            lambda case, device: _block_reasons(case),
+            only_by_name="interprets kernels, for tests",
+        ),
+    )
+
+
+IMPLEMENTATIONS: dict[str, tuple[Implementation[QuantizeCase], ...]] = {
+    "quantize_int8": _implementations(kernels.pallas_quantize_int8, reference.reference_quantize_int8),
+}
+"""By function. All of one function's give the same bits."""
+
+
+def quantize_int8(
+    x: Float[Array, "elements"],
+    *,
+    block_size: int = 256,
+    key: PRNGKeyArray | None = None,
+    implementation: ImplementationName = "auto",
+) -> Int8Blocks:
+    """Integers from -127 to 127 with one float32 scale per block of consecutive elements.
+
+    1 + 4 / block_size bytes per element: with blocks of 256, 1.6 % of them are scales. A block's scale is a 127th of
+    its largest magnitude, rounded up to 16 significant bits. The integers are those of exact arithmetic, everywhere.
+
+    A block that holds infinity or NaN gets the scale NaN, and all of it is NaN again when dequantized. A block whose
+    largest magnitude is below 2^-90 becomes zeros.
+
+    Args:
+        x: float32 or bfloat16; the last block may be shorter than the others.
+        block_size: 1 to 4096; kernels need a power of two from 16 on.
+        key: of `jax.random`. With it, rounding is stochastic: up with a probability of the fraction, so that the mean
+            over keys is x, to 2^-24 of a scale. The random numbers depend on the key and the element's position alone.
+            Without it, rounding is to nearest, ties to even.
+        implementation: `auto`, or a name in `IMPLEMENTATIONS["quantize_int8"]`.
+
+    Raises:
+        ValueError: no flat array of these dtypes, a block size out of range, or an implementation that cannot run.
+    """
+    checks.check_flat("quantize_int8", "x", x)
+    checks.check_block_size("quantize_int8", block_size)
+    words = None if key is None else jax.random.bits(key, (2,), jnp.uint32)
+    result: Int8Blocks = _chosen("quantize_int8", implementation, x, block_size)(x, words, block_size=block_size)
+    return result
+
+
+def _chosen(op: str, requested: str, x: Array, block_size: int | None) -> Any:
+    case = QuantizeCase(x.size, str(x.dtype), block_size)
+    return choose(op, IMPLEMENTATIONS[op], requested, case, device_at_hand()).run

@@ -1,0 +1,28 @@
+"""What crosses the wire: pytrees whose leaves are all that is sent, and whose sizes are known before they are."""
+
+from dataclasses import dataclass, field
+
+import jax
+from jaxtyping import Array, Float, Int8
+
+
+def _static() -> int:
+    value: int = field(metadata={"static": True})
+    return value
+
+
+def wire_bytes(packed: "Int8Blocks") -> int:
+    """How many bytes `packed` is, all of which are sent."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(packed))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Int8Blocks:
+    """Integers with a scale per block of consecutive elements: 1 + 4 / block_size bytes per element."""
+
+    values: Int8[Array, "elements"]
+    scales: Float[Array, "blocks"]
+    """In float32, of 16 significant bits. NaN where a block held what is not finite."""
+    block_size: int = _static()
+    """The last block may be shorter."""

@@ -1,0 +1,69 @@
+"""Pallas-Triton kernels that read a gradient once and write what is sent of it, and what is left."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jaxtyping import Array, Float
+
+from pallas_kernels.pallas_triton import load, store, triton_call
+from pallas_kernels.quantize import arithmetic
+from pallas_kernels.quantize.formats import Int8Blocks
+
+TILE = 2048
+"""Elements that a program works on, at least a block; a multiple of 32."""
+NUM_WARPS = 8
+
+
+def pallas_quantize_int8(
+    x: Float[Array, "elements"], key_words: Array | None, *, block_size: int, interpret: bool
+) -> Int8Blocks:
+    """See `pallas_kernels.quantize.quantize_int8`; blocks of a power of two elements."""
+    elements, blocks = x.size, pl.cdiv(x.size, block_size)
+    tile = max(TILE, block_size)
+    stochastic = key_words is not None
+    values, scales = triton_call(
+        functools.partial(_quantize_int8, elements=elements, block_size=block_size, stochastic=stochastic),
+        "quantize_int8_stochastic" if stochastic else "quantize_int8",
+        grid=(pl.cdiv(elements, tile),),
+        in_specs=[_flat(tile), *([_whole(2)] if stochastic else [])],
+        out_specs=[_flat(tile), _flat(tile // block_size)],
+        out_shape=[jax.ShapeDtypeStruct((elements,), jnp.int8), jax.ShapeDtypeStruct((blocks,), jnp.float32)],
+        num_warps=NUM_WARPS,
+        num_stages=1,
+        interpret=interpret,
+    )(x, *([key_words] if stochastic else []))
+    return Int8Blocks(values, scales, block_size)
+
+
+def _quantize_int8(x_ref: Any, *refs: Any, elements: int, block_size: int, stochastic: bool) -> None:
+    values_ref, scales_ref = refs[-2:]
+    tile, blocks = x_ref.shape[0], scales_ref.shape[0]
+    index = _index(tile)
+    x = load(x_ref, mask=index < elements, other=0.0).astype(jnp.float32).reshape(blocks, block_size)
+    largest = arithmetic.magnitude_bits(x).max(1)
+    scale = arithmetic.integer_scale(largest)
+    fraction: Array | float = 0.5
+    if stochastic:
+        key_ref = refs[0]
+        unsigned = index.astype(jnp.uint32).reshape(blocks, block_size)
+        fraction = arithmetic.random_fraction(key_ref[0], key_ref[1], unsigned)
+    usable = jnp.where(arithmetic.is_usable(largest)[:, None], x, 0.0)
+    integers = arithmetic.round_to_scale(usable, scale[:, None], fraction).astype(jnp.int8)
+    store(values_ref, integers.reshape(tile), mask=index < elements)
+    store(scales_ref, arithmetic.marked(scale, largest), mask=_index(blocks) * block_size < elements)
+
+
+def _index(size: int) -> Array:
+    """Where in the whole array the `size` things are that this program has."""
+    return pl.program_id(0) * size + jax.lax.broadcasted_iota(jnp.int32, (size,), 0)
+
+
+def _flat(size: int) -> pl.BlockSpec:
+    return pl.BlockSpec((size,), lambda i: (i,))
+
+
+def _whole(size: int) -> pl.BlockSpec:
+    return pl.BlockSpec((size,), lambda i: (0,))

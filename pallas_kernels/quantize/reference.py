@@ -1,0 +1,26 @@
+"""Compression of gradients in plain JAX; the definition of what the kernels compute."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from pallas_kernels.quantize import arithmetic
+from pallas_kernels.quantize.formats import Int8Blocks
+
+
+def in_blocks(x: Array, size: int) -> Array:
+    """A flat array in rows of `size`, the last filled up with zeros."""
+    return jnp.pad(x, (0, -x.size % size)).reshape(-1, size)
+
+
+def reference_quantize_int8(x: Float[Array, "elements"], key_words: Array | None, *, block_size: int) -> Int8Blocks:
+    """See `pallas_kernels.quantize.quantize_int8`."""
+    blocks = in_blocks(x.astype(jnp.float32), block_size)
+    largest = arithmetic.magnitude_bits(blocks).max(1)
+    scale = arithmetic.integer_scale(largest)
+    fraction: Array | float = 0.5
+    if key_words is not None:
+        index = jnp.arange(blocks.size, dtype=jnp.uint32).reshape(blocks.shape)
+        fraction = arithmetic.random_fraction(key_words[0], key_words[1], index)
+    usable = jnp.where(arithmetic.is_usable(largest)[:, None], blocks, 0.0)
+    integers = arithmetic.round_to_scale(usable, scale[:, None], fraction).astype(jnp.int8)
+    return Int8Blocks(integers.reshape(-1)[: x.size], arithmetic.marked(scale, largest), block_size)

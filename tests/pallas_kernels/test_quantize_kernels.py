@@ -1,0 +1,94 @@
+"""Kernels of gradient compression, lowered and compiled for GPUs that are not there."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.gpus import gpu_names, load_gpu
+from pallas_kernels.quantize import (
+    Int8Blocks,
+    dequantize_int8,
+    quantize_int8,
+)
+from pallas_kernels.testing.compiling import compile_for
+from pallas_kernels.testing.lowering import lower_for
+from tests.conftest import REPOSITORY
+
+GOLDEN = REPOSITORY / "tests" / "golden" / "kernels" / "quantize.json"
+pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+DTYPES = [jnp.float32, jnp.bfloat16]
+
+
+def shaped(dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def cases(dtype, length):
+    """What runs each kernel, by the kernel's name: a function and its arguments."""
+    flat = shaped(dtype, length)
+    key = jax.eval_shape(jax.random.key, 0)
+    return {
+        "quantize_int8": (quantize_int8, flat),
+        "quantize_int8_stochastic": (lambda x, key: quantize_int8(x, key=key), flat, key),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gpu", gpu_names())
+def test_every_kernel_lowers_and_is_what_auto_picks(gpu, dtype):
+    for length in (1 << 20, 5001):
+        for name, (function, *arguments) in cases(dtype, length).items():
+            assert f'name = "{name}"' in lower_for(load_gpu(gpu), function, *arguments).as_text()
+
+
+@pytest.mark.parametrize("block_size", [16, 4096])
+@pytest.mark.parametrize("gpu", gpu_names())
+def test_the_smallest_and_largest_blocks_lower(gpu, block_size):
+    x = shaped(jnp.float32, 5001)
+    text = lower_for(load_gpu(gpu), functools.partial(quantize_int8, block_size=block_size), x).as_text()
+    assert 'name = "quantize_int8"' in text
+
+
+def test_blocks_of_other_sizes_are_left_to_xla():
+    text = lower_for(load_gpu("h100_sxm"), functools.partial(quantize_int8, block_size=100), shaped(jnp.float32, 500))
+    assert "triton" not in text.as_text()
+
+
+@pytest.mark.cuda_compiler
+@pytest.mark.parametrize("gpu", ["a100_80gb", "h100_sxm"])
+def test_what_the_compiler_makes_of_kernels_is_golden_and_spills_nothing(gpu, request):
+    found = {}
+    for dtype in DTYPES:
+        for name, (function, *arguments) in cases(dtype, 1 << 20).items():
+            reports = {report.name: report for report in compile_for(load_gpu(gpu), function, *arguments)}
+            report = reports[name]
+            assert report.spill_bytes == 0
+            signature = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arguments)
+            found.setdefault(signature, {})[name] = {
+                "registers": report.registers,
+                "spill_bytes": report.spill_bytes,
+                "shared_memory": report.shared_memory,
+                "tensor_core_instructions": report.tensor_core_instructions,
+            }
+    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    if request.config.getoption("--update-golden"):
+        golden[gpu] = found
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(json.dumps(golden, indent=2, sort_keys=True) + "\n")
+    assert found == golden[gpu]
+
+
+@pytest.mark.cuda_compiler
+def test_xla_makes_one_kernel_of_each_inverse():
+    """That is why they have none of our own."""
+    length = 1 << 20
+    integers = Int8Blocks(shaped(jnp.int8, length), shaped(jnp.float32, length // 256), 256)
+    for kernels, function, packed in ((1, dequantize_int8, integers),):
+        leaves, structure = jax.tree.flatten(packed)
+        reports = compile_for(
+            load_gpu("h100_sxm"), lambda *x, f=function, s=structure: f(jax.tree.unflatten(s, x)), *leaves
+        )
+        assert len(reports) == kernels, [report.name for report in reports]
