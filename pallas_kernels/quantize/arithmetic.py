@@ -80,6 +80,26 @@ def round_to_scale(
     return jnp.where(x < 0.0, -integer, integer)
 
 
+def mean_magnitude(
+    x: Float[Array, "blocks block_size"], counts: Int[Array, "blocks"], largest: Int[Array, "blocks"]
+) -> Float[Array, "blocks"]:
+    """Mean magnitude of each block, summed in fixed point.
+
+    It is too small by less than 2^-(28 - log2(block_size)) of the largest, the logarithm rounded up.
+
+    Args:
+        x: zeros in blocks that are not usable and beyond `counts`.
+        counts: how many elements of each block there are.
+        largest: bits of each block's largest magnitude.
+    """
+    digits = 30 - (x.shape[1] - 1).bit_length()
+    exponent = jnp.where(is_usable(largest), largest, SMALLEST_BITS) >> 23
+    unit = jax.lax.bitcast_convert_type((exponent + 1 - digits) << 23, jnp.float32)
+    per_unit = jax.lax.bitcast_convert_type((253 + digits - exponent) << 23, jnp.float32)
+    total = (jnp.abs(x) * per_unit[:, None]).astype(jnp.int32).sum(1, dtype=jnp.int32)
+    return jax.lax.div(total, counts).astype(jnp.float32) * unit
+
+
 def random_fraction(
     first: UInt[Array, ""], second: UInt[Array, ""], index: UInt[Array, "*shape"]
 ) -> Float[Array, "*shape"]:

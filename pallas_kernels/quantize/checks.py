@@ -23,6 +23,15 @@ def check_elements(op: str, name: str, x: jax.Array) -> None:
         raise ValueError(f"{op}: {name} has {x.size} elements; give 1 to {MOST_ELEMENTS}, more of them in parts")
 
 
+def check_pair(op: str, gradient: jax.Array, residual: jax.Array) -> None:
+    """Raises ValueError if these are no flat gradient and float32 residual of equal lengths."""
+    check_flat(op, "gradient", gradient)
+    if residual.shape != gradient.shape or residual.dtype != jnp.float32:
+        raise ValueError(
+            f"{op}: residual is {residual.dtype} {residual.shape}; give float32 {gradient.shape}, the gradient's shape"
+        )
+
+
 def check_block_size(op: str, block_size: int) -> None:
     """Raises ValueError if blocks cannot be of this size."""
     if not 0 < block_size <= MOST_PER_BLOCK:

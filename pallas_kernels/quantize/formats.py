@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import jax
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int8, UInt32
 
 
 def _static() -> int:
@@ -11,7 +11,7 @@ def _static() -> int:
     return value
 
 
-def wire_bytes(packed: "Int8Blocks") -> int:
+def wire_bytes(packed: "Int8Blocks | Signs") -> int:
     """How many bytes `packed` is, all of which are sent."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(packed))
 
@@ -24,5 +24,19 @@ class Int8Blocks:
     values: Int8[Array, "elements"]
     scales: Float[Array, "blocks"]
     """In float32, of 16 significant bits. NaN where a block held what is not finite."""
+    block_size: int = _static()
+    """The last block may be shorter."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Signs:
+    """A bit per element and a scale per block of consecutive elements: 1 / 8 + 4 / block_size bytes per element."""
+
+    words: UInt32[Array, "words"]
+    """Bit b of word w is set where element 32 w + b is negative."""
+    scales: Float[Array, "blocks"]
+    """In float32. NaN where a block held what is not finite."""
+    elements: int = _static()
     block_size: int = _static()
     """The last block may be shorter."""

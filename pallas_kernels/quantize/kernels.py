@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.pallas_triton import load, store, triton_call
 from pallas_kernels.quantize import arithmetic
-from pallas_kernels.quantize.formats import Int8Blocks
+from pallas_kernels.quantize.formats import Int8Blocks, Signs
 
 TILE = 2048
 """Elements that a program works on, at least a block; a multiple of 32."""
@@ -54,6 +54,61 @@ def _quantize_int8(x_ref: Any, *refs: Any, elements: int, block_size: int, stoch
     integers = arithmetic.round_to_scale(usable, scale[:, None], fraction).astype(jnp.int8)
     store(values_ref, integers.reshape(tile), mask=index < elements)
     store(scales_ref, arithmetic.marked(scale, largest), mask=_index(blocks) * block_size < elements)
+
+
+def pallas_compress_signs(
+    gradient: Float[Array, "elements"], residual: Float[Array, "elements"], *, block_size: int, interpret: bool
+) -> tuple[Signs, Float[Array, "elements"]]:
+    """See `pallas_kernels.quantize.compress_signs`; blocks of a power of two elements."""
+    elements = gradient.size
+    tile = max(TILE, block_size)
+    words, scales, left = triton_call(
+        functools.partial(_compress_signs, elements=elements, block_size=block_size),
+        "compress_signs",
+        grid=(pl.cdiv(elements, tile),),
+        in_specs=[_flat(tile), _flat(tile)],
+        out_specs=[_flat(tile // 32), _flat(tile // block_size), _flat(tile)],
+        out_shape=[
+            jax.ShapeDtypeStruct((pl.cdiv(elements, 32),), jnp.uint32),
+            jax.ShapeDtypeStruct((pl.cdiv(elements, block_size),), jnp.float32),
+            jax.ShapeDtypeStruct((elements,), jnp.float32),
+        ],
+        num_warps=NUM_WARPS,
+        num_stages=1,
+        interpret=interpret,
+    )(gradient, residual)
+    return Signs(words, scales, elements, block_size), left
+
+
+def _compress_signs(
+    gradient_ref: Any,
+    residual_ref: Any,
+    words_ref: Any,
+    scales_ref: Any,
+    left_ref: Any,
+    *,
+    elements: int,
+    block_size: int,
+) -> None:
+    tile, blocks = gradient_ref.shape[0], scales_ref.shape[0]
+    index = _index(tile)
+    inside = index < elements
+    residual = load(residual_ref, mask=inside, other=0.0)
+    corrected = load(gradient_ref, mask=inside, other=0.0).astype(jnp.float32) + residual
+    bits = (corrected < 0.0).astype(jnp.uint32).reshape(tile // 32, 32)
+    lanes = jax.lax.broadcasted_iota(jnp.uint32, (tile // 32, 32), 1)
+    store(words_ref, (bits << lanes).sum(1, dtype=jnp.uint32), mask=_index(tile // 32) * 32 < elements)
+
+    corrected = corrected.reshape(blocks, block_size)
+    largest = arithmetic.magnitude_bits(corrected).max(1)
+    usable = jnp.where(arithmetic.is_usable(largest)[:, None], corrected, 0.0)
+    starts = _index(blocks) * block_size
+    counts = jnp.minimum(jnp.maximum(elements - starts, 1), block_size)
+    scale = arithmetic.marked(arithmetic.mean_magnitude(usable, counts, largest), largest)
+    left = corrected - jnp.where(corrected < 0.0, -scale[:, None], scale[:, None])
+    left = jnp.where(arithmetic.is_nonfinite(largest)[:, None], residual.reshape(blocks, block_size), left)
+    store(scales_ref, scale, mask=starts < elements)
+    store(left_ref, left.reshape(tile), mask=inside)
 
 
 def _index(size: int) -> Array:

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.quantize import arithmetic
-from pallas_kernels.quantize.formats import Int8Blocks
+from pallas_kernels.quantize.formats import Int8Blocks, Signs
 
 
 def in_blocks(x: Array, size: int) -> Array:
@@ -24,3 +24,21 @@ def reference_quantize_int8(x: Float[Array, "elements"], key_words: Array | None
     usable = jnp.where(arithmetic.is_usable(largest)[:, None], blocks, 0.0)
     integers = arithmetic.round_to_scale(usable, scale[:, None], fraction).astype(jnp.int8)
     return Int8Blocks(integers.reshape(-1)[: x.size], arithmetic.marked(scale, largest), block_size)
+
+
+def reference_compress_signs(
+    gradient: Float[Array, "elements"], residual: Float[Array, "elements"], *, block_size: int
+) -> tuple[Signs, Float[Array, "elements"]]:
+    """See `pallas_kernels.quantize.compress_signs`."""
+    elements = gradient.size
+    corrected = in_blocks(gradient.astype(jnp.float32) + residual, block_size)
+    largest = arithmetic.magnitude_bits(corrected).max(1)
+    usable = jnp.where(arithmetic.is_usable(largest)[:, None], corrected, 0.0)
+    counts = jnp.clip(elements - block_size * jnp.arange(len(corrected)), 1, block_size).astype(jnp.int32)
+    scale = arithmetic.marked(arithmetic.mean_magnitude(usable, counts, largest), largest)
+    negative = corrected < 0.0
+    left = corrected - jnp.where(negative, -scale[:, None], scale[:, None])
+    left = jnp.where(arithmetic.is_nonfinite(largest)[:, None], in_blocks(residual, block_size), left)
+    bits = in_blocks(negative.reshape(-1)[:elements], 32).astype(jnp.uint32)
+    words = (bits << jnp.arange(32, dtype=jnp.uint32)).sum(1, dtype=jnp.uint32)
+    return Signs(words, scale, elements, block_size), left.reshape(-1)[:elements]

@@ -28,6 +28,10 @@ def gradient(shape, seed, dtype=jnp.float32, bad=0):
     return jnp.asarray(x.reshape(shape), dtype)
 
 
+def residual(length, seed):
+    return 0.1 * gradient((length,), seed + 1)
+
+
 def blocks_of(x, size):
     x = np.asarray(x, np.float64)
     return np.pad(x, (0, -len(x) % size)).reshape(-1, size)

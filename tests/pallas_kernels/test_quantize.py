@@ -1,4 +1,4 @@
-"""Integers of gradients against float64; kernels, interpreted, against the reference."""
+"""Integers and signs of gradients against float64; kernels, interpreted, against the reference."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.quantize import dequantize_int8, kernels, quantize_int8, wire_bytes
+from pallas_kernels.quantize import compress_signs, dequantize_int8, kernels, quantize_int8, unpack_signs, wire_bytes
 from pallas_kernels.quantize.arithmetic import integer_scale, magnitude_bits, random_fraction, round_to_scale
 from tests.pallas_kernels.gradients import (
     LENGTHS,
@@ -20,6 +20,7 @@ from tests.pallas_kernels.gradients import (
     interpreted,
     jitted,
     plain,
+    residual,
     seeds,
 )
 
@@ -169,3 +170,68 @@ def test_what_int8_cannot_do_is_refused():
         quantize_int8(x, block_size=48, implementation="pallas_interpreted")
     with pytest.raises(ValueError, match="no implementation 'mosaic'"):
         quantize_int8(x, implementation="mosaic")
+
+
+@given(st.sampled_from([(1, 1024), (777, 1), (777, 100), (5001, 1024)]), dtypes, seeds, st.integers(0, 2))
+def test_signs_and_residual_are_gradient_and_residual(sizes, dtype, seed, bad):
+    length, size = sizes
+    x, before = gradient((length,), seed, dtype, bad), residual(length, seed)
+    packed, left = jitted(compress_signs, block_size=size, **plain)(x, before)
+    assert wire_bytes(packed) == 4 * -(-length // 32) + 4 * -(-length // size)
+
+    corrected = np.asarray(x.astype(jnp.float32) + before)
+    bits = np.unpackbits(np.asarray(packed.words).view(np.uint8), bitorder="little")
+    np.testing.assert_array_equal(bits[:length], corrected < 0)
+    assert (bits[length:] == 0).all()
+
+    blocks, decoded = blocks_of(corrected, size), np.asarray(jitted(unpack_signs)(packed))
+    finite, largest = np.isfinite(blocks).all(1), np.abs(blocks).max(1)
+    counts = np.minimum(size, length - size * np.arange(len(blocks)))
+    means, scales = np.abs(blocks).sum(1) / counts, np.asarray(packed.scales, np.float64)
+    assert np.isnan(scales[~finite]).all()
+    normal = finite & (largest >= 2.0**-90)
+    assert (scales[finite & ~normal] == 0).all()
+    # Cut to fixed point of 28 - log2(size) digits, at most.
+    bound = largest * 2.0 ** ((size - 1).bit_length() - 28)
+    assert (np.abs(scales - means) <= bound + 1e-7 * means)[normal].all()
+
+    of = np.repeat(finite, size)[:length]
+    assert np.isnan(decoded[~of]).all()
+    np.testing.assert_array_equal(np.asarray(left)[~of], np.asarray(before)[~of])
+    magnitude = np.abs(decoded[of]) + np.abs(corrected[of])
+    assert (np.abs(decoded[of].astype(np.float64) + np.asarray(left)[of] - corrected[of]) <= 2.0**-23 * magnitude).all()
+
+
+def test_sums_of_what_is_sent_as_signs_follow_the_sums_of_gradients():
+    """What is sent in 200 steps differs from what was to be by the last residual alone, and that does not grow."""
+    step = jitted(compress_signs, **plain)
+    left, sent, whole = jnp.zeros(2000), 0.0, 0.0
+    sizes = []
+    for seed in range(200):
+        x = jnp.asarray(np.random.default_rng(seed).normal(size=2000) + 0.2, jnp.float32)
+        packed, left = step(x, left)
+        sent, whole = sent + np.asarray(jitted(unpack_signs)(packed), np.float64), whole + np.asarray(x, np.float64)
+        sizes.append(float(jnp.abs(left).mean()))
+    np.testing.assert_allclose(sent + left, whole, atol=1e-3)
+    assert np.mean(sizes[-50:]) < 1.5 * np.mean(sizes[50:100])
+
+
+@given(
+    st.sampled_from([(1, 32, jnp.float32), (777, 32, jnp.bfloat16), (5001, 1024, jnp.float32)]),
+    seeds,
+    st.integers(0, 2),
+)
+def test_sign_kernel_has_the_bits_of_the_reference(case, seed, bad):
+    length, size, dtype = case
+    x, before = gradient((length,), seed, dtype, bad), residual(length, seed)
+    assert_same(*(jitted(compress_signs, block_size=size, **which)(x, before) for which in (interpreted, plain)))
+
+
+def test_what_signs_cannot_do_is_refused():
+    x = jnp.ones(64)
+    with pytest.raises(ValueError, match=r"residual is float32 \(32,\); give float32 \(64,\)"):
+        compress_signs(x, x[:32])
+    with pytest.raises(ValueError, match="residual is bfloat16"):
+        compress_signs(x, x.astype(jnp.bfloat16))
+    with pytest.raises(ValueError, match="compress_signs: block_size 0 is out of range"):
+        compress_signs(x, x, block_size=0)

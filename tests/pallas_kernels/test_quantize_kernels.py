@@ -10,8 +10,11 @@ import pytest
 from pallas_kernels.gpus import gpu_names, load_gpu
 from pallas_kernels.quantize import (
     Int8Blocks,
+    Signs,
+    compress_signs,
     dequantize_int8,
     quantize_int8,
+    unpack_signs,
 )
 from pallas_kernels.testing.compiling import compile_for
 from pallas_kernels.testing.lowering import lower_for
@@ -28,11 +31,12 @@ def shaped(dtype, *shape):
 
 def cases(dtype, length):
     """What runs each kernel, by the kernel's name: a function and its arguments."""
-    flat = shaped(dtype, length)
+    flat, residual = shaped(dtype, length), shaped(jnp.float32, length)
     key = jax.eval_shape(jax.random.key, 0)
     return {
         "quantize_int8": (quantize_int8, flat),
         "quantize_int8_stochastic": (lambda x, key: quantize_int8(x, key=key), flat, key),
+        "compress_signs": (compress_signs, flat, residual),
     }
 
 
@@ -50,6 +54,8 @@ def test_the_smallest_and_largest_blocks_lower(gpu, block_size):
     x = shaped(jnp.float32, 5001)
     text = lower_for(load_gpu(gpu), functools.partial(quantize_int8, block_size=block_size), x).as_text()
     assert 'name = "quantize_int8"' in text
+    text = lower_for(load_gpu(gpu), functools.partial(compress_signs, block_size=block_size), x, x).as_text()
+    assert 'name = "compress_signs"' in text
 
 
 def test_blocks_of_other_sizes_are_left_to_xla():
@@ -85,8 +91,12 @@ def test_what_the_compiler_makes_of_kernels_is_golden_and_spills_nothing(gpu, re
 def test_xla_makes_one_kernel_of_each_inverse():
     """That is why they have none of our own."""
     length = 1 << 20
+    words, scales = shaped(jnp.uint32, length // 32), shaped(jnp.float32, length // 1024)
     integers = Int8Blocks(shaped(jnp.int8, length), shaped(jnp.float32, length // 256), 256)
-    for kernels, function, packed in ((1, dequantize_int8, integers),):
+    for kernels, function, packed in (
+        (1, dequantize_int8, integers),
+        (1, unpack_signs, Signs(words, scales, length, 1024)),
+    ):
         leaves, structure = jax.tree.flatten(packed)
         reports = compile_for(
             load_gpu("h100_sxm"), lambda *x, f=function, s=structure: f(jax.tree.unflatten(s, x)), *leaves
