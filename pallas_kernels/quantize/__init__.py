@@ -1,21 +1,37 @@
-"""Compression of gradients for slow networks: int8 by blocks, signs.
+"""Compression of gradients for slow networks: int8 by blocks, signs, the largest elements.
 
 Pure functions that can be jitted; nothing here has a gradient. Under a mesh, call them on what each device has
 (`jax.shard_map`): a kernel is not split by XLA.
 """
 
-from pallas_kernels.quantize.api import IMPLEMENTATIONS, QuantizeCase, compress_signs, quantize_int8
-from pallas_kernels.quantize.decoding import dequantize_int8, unpack_signs
-from pallas_kernels.quantize.formats import Int8Blocks, Signs, wire_bytes
+from pallas_kernels.quantize.api import (
+    IMPLEMENTATIONS,
+    QuantizeCase,
+    compress_signs,
+    quantize_int8,
+    sparsify,
+    sparsify_top_k,
+)
+from pallas_kernels.quantize.decoding import dequantize_int8, mask_indices, unpack_masked, unpack_signs, unpack_sparse
+from pallas_kernels.quantize.formats import Int8Blocks, Masked, Signs, Sparse, wire_bytes
+from pallas_kernels.quantize.measures import sampled_threshold
 
 __all__ = [
     "IMPLEMENTATIONS",
     "Int8Blocks",
+    "Masked",
     "QuantizeCase",
     "Signs",
+    "Sparse",
     "compress_signs",
     "dequantize_int8",
+    "mask_indices",
     "quantize_int8",
+    "sampled_threshold",
+    "sparsify",
+    "sparsify_top_k",
+    "unpack_masked",
     "unpack_signs",
+    "unpack_sparse",
     "wire_bytes",
 ]

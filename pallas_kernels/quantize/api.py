@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand
 from pallas_kernels.quantize import checks, kernels, reference
-from pallas_kernels.quantize.formats import Int8Blocks, Signs
+from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse
 
 ImplementationName = Literal["auto", "pallas", "reference", "pallas_interpreted"]
 
@@ -53,6 +53,7 @@ def _implementations(kernel: Any, plain: Any) -> tuple[Implementation[QuantizeCa
 IMPLEMENTATIONS: dict[str, tuple[Implementation[QuantizeCase], ...]] = {
     "quantize_int8": _implementations(kernels.pallas_quantize_int8, reference.reference_quantize_int8),
     "compress_signs": _implementations(kernels.pallas_compress_signs, reference.reference_compress_signs),
+    "sparsify": _implementations(kernels.pallas_sparsify, reference.reference_sparsify),
 }
 """By function. All of one function's give the same bits, but where a sum of a gradient and a residual is subnormal."""
 
@@ -125,6 +126,70 @@ def compress_signs(
     run = _chosen("compress_signs", implementation, gradient, block_size)
     result: tuple[Signs, Array] = run(gradient, residual, block_size=block_size)
     return result
+
+
+def sparsify(
+    gradient: Float[Array, "elements"],
+    residual: Float[Array, "elements"],
+    threshold: Float[Array, ""],
+    *,
+    budget: int,
+    implementation: ImplementationName = "auto",
+) -> tuple[Sparse, Float[Array, "elements"]]:
+    """The elements of gradient + residual whose magnitude reaches `threshold`, and the others as residual.
+
+    8 bytes per slot: 0.4 bytes per element for a budget of 5 %; 0.325 after `mask_indices`. If more elements reach the
+    threshold than the budget has slots, those of the lowest indices are sent and the others stay in the residual; if
+    fewer, slots stay unused. What is below 2^-90 is never sent. If anything is not finite, all values that are sent are
+    NaN and the residual stays as it was. The values may be sent as `quantize_int8(packed.values)`; what that loses is
+    then to be added to the residual at `packed.indices`.
+
+    On a GPU, XLA counts what passes in each tile, in one kernel that reads both arrays and writes no other; a kernel
+    of our own reads them again to pack and to write the residual, as where a tile's elements go depends on all tiles
+    before it.
+
+    Args:
+        gradient: float32 or bfloat16.
+        residual: float32, what was not sent before; zeros at first.
+        threshold: a magnitude, as from `sampled_threshold`.
+        budget: how many elements can be sent.
+        implementation: `auto`, or a name in `IMPLEMENTATIONS["sparsify"]`.
+
+    Returns:
+        What is sent, and the new residual.
+
+    Raises:
+        ValueError: no flat arrays of these dtypes, a budget out of range, or an implementation that cannot run.
+    """
+    checks.check_pair("sparsify", gradient, residual)
+    checks.check_budget("sparsify", budget, gradient.size)
+    run = _chosen("sparsify", implementation, gradient, None)
+    result: tuple[Sparse, Array] = run(gradient, residual, jnp.asarray(threshold, jnp.float32), budget=budget)
+    return result
+
+
+def sparsify_top_k(
+    gradient: Float[Array, "elements"], residual: Float[Array, "elements"], *, budget: int
+) -> tuple[Sparse, Float[Array, "elements"]]:
+    """The `budget` largest magnitudes of gradient + residual, exactly; as `sparsify` otherwise.
+
+    It sorts, in plain JAX: what `sparsify` is measured by. Of equals those of the lowest indices are sent. All slots
+    are used.
+
+    Args:
+        gradient: float32 or bfloat16.
+        residual: float32, what was not sent before; zeros at first.
+        budget: how many elements are sent.
+
+    Returns:
+        What is sent, and the new residual.
+
+    Raises:
+        ValueError: no flat arrays of these dtypes, or a budget out of range.
+    """
+    checks.check_pair("sparsify_top_k", gradient, residual)
+    checks.check_budget("sparsify_top_k", budget, gradient.size)
+    return reference.reference_sparsify_top_k(gradient, residual, budget=budget)
 
 
 def _chosen(op: str, requested: str, x: Array, block_size: int | None) -> Any:

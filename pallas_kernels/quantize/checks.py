@@ -36,3 +36,9 @@ def check_block_size(op: str, block_size: int) -> None:
     """Raises ValueError if blocks cannot be of this size."""
     if not 0 < block_size <= MOST_PER_BLOCK:
         raise ValueError(f"{op}: block_size {block_size} is out of range; give 1 to {MOST_PER_BLOCK}")
+
+
+def check_budget(op: str, budget: int, elements: int) -> None:
+    """Raises ValueError if there is no room, or more than can be filled."""
+    if not 0 < budget <= elements:
+        raise ValueError(f"{op}: budget {budget} is out of range; give 1 to {elements}, the number of elements")

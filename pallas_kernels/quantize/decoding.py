@@ -1,14 +1,16 @@
 """The inverses: dense gradients from what crossed the wire.
 
-There are no kernels of our own here. XLA compiles each to one kernel, and to one that it can fuse with what follows,
-such as the sum over what several senders sent.
+There are no kernels of our own here. XLA compiles each to one kernel, after one that writes zeros for `unpack_sparse`
+and some that count bits for `unpack_masked`, and to one that it can fuse with what follows, such as the sum over what
+several senders sent.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pallas_kernels.quantize.formats import Int8Blocks, Signs
+from pallas_kernels.quantize.formats import Int8Blocks, Masked, Signs, Sparse
 
 
 def dequantize_int8(packed: Int8Blocks) -> Float[Array, "elements"]:
@@ -25,6 +27,32 @@ def unpack_signs(packed: Signs) -> Float[Array, "elements"]:
     bits = (packed.words[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     scale = _per_element(packed.scales, packed.block_size, packed.elements)
     return jnp.where(bits.reshape(-1)[: packed.elements] == 1, -scale, scale)
+
+
+def unpack_sparse(packed: Sparse) -> Float[Array, "elements"]:
+    """The inverse of `sparsify` and `sparsify_top_k`, in float32: zeros but for what was sent."""
+    zeros = jnp.zeros((packed.elements,), jnp.float32)
+    return zeros.at[packed.indices].set(packed.values, mode="drop", indices_are_sorted=True)
+
+
+def mask_indices(packed: Sparse) -> Masked:
+    """The same elements with a bit for each in place of the indices; ascending, these are all that bits leave open."""
+    # Of what is added to a word each has a bit of its own.
+    words = jnp.zeros((-(-packed.elements // 32),), jnp.uint32)
+    bits = jnp.uint32(1) << (packed.indices & 31).astype(jnp.uint32)
+    used = packed.indices < packed.elements
+    words = words.at[packed.indices >> 5].add(jnp.where(used, bits, 0), mode="drop", indices_are_sorted=True)
+    return Masked(words, packed.values, packed.elements)
+
+
+def unpack_masked(packed: Masked) -> Float[Array, "elements"]:
+    """The inverse of `sparsify` and `mask_indices` after it, in float32."""
+    counts = jax.lax.population_count(packed.words).astype(jnp.int32)
+    before = jnp.cumsum(counts, dtype=jnp.int32) - counts
+    bit = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    lower = jax.lax.population_count(packed.words[:, None] & (bit - 1)).astype(jnp.int32)
+    values = packed.values.at[before[:, None] + lower].get(mode="clip")
+    return jnp.where(packed.words[:, None] & bit != 0, values, 0.0).reshape(-1)[: packed.elements]
 
 
 def _per_element(scales: Float[Array, "blocks"], block_size: int, elements: int) -> Float[Array, "elements"]:

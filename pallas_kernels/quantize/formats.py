@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import jax
-from jaxtyping import Array, Float, Int8, UInt32
+from jaxtyping import Array, Float, Int8, Int32, UInt32
 
 
 def _static() -> int:
@@ -11,7 +11,7 @@ def _static() -> int:
     return value
 
 
-def wire_bytes(packed: "Int8Blocks | Signs") -> int:
+def wire_bytes(packed: "Int8Blocks | Signs | Sparse | Masked") -> int:
     """How many bytes `packed` is, all of which are sent."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(packed))
 
@@ -40,3 +40,30 @@ class Signs:
     elements: int = _static()
     block_size: int = _static()
     """The last block may be shorter."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sparse:
+    """Some elements and where they belong: 8 bytes per slot, 8 budget / elements bytes per element."""
+
+    indices: Int32[Array, "budget"]
+    """Ascending. Slots that are not used come last and have the index `elements`, which is none."""
+    values: Float[Array, "budget"]
+    """In float32; 0 in slots that are not used. NaN in all others if anything was not finite."""
+    elements: int = _static()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Masked:
+    """Some elements, and a bit per element that says which: 1 / 8 + 4 budget / elements bytes per element.
+
+    From one element of 32 on it is smaller than `Sparse`.
+    """
+
+    words: UInt32[Array, "words"]
+    """Bit b of word w is set where element 32 w + b is there."""
+    values: Float[Array, "budget"]
+    """As those of `Sparse`."""
+    elements: int = _static()

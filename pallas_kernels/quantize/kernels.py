@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.pallas_triton import load, store, triton_call
 from pallas_kernels.quantize import arithmetic
-from pallas_kernels.quantize.formats import Int8Blocks, Signs
+from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse
+from pallas_kernels.quantize.reference import in_blocks, passing_bits
 
 TILE = 2048
 """Elements that a program works on, at least a block; a multiple of 32."""
@@ -109,6 +110,71 @@ def _compress_signs(
     left = jnp.where(arithmetic.is_nonfinite(largest)[:, None], residual.reshape(blocks, block_size), left)
     store(scales_ref, scale, mask=starts < elements)
     store(left_ref, left.reshape(tile), mask=inside)
+
+
+def pallas_sparsify(
+    gradient: Float[Array, "elements"],
+    residual: Float[Array, "elements"],
+    threshold: Float[Array, ""],
+    *,
+    budget: int,
+    interpret: bool,
+) -> tuple[Sparse, Float[Array, "elements"]]:
+    """See `pallas_kernels.quantize.sparsify`.
+
+    XLA counts what passes in each tile, a kernel packs each tile behind those before it: the arrays are read twice.
+    """
+    elements = gradient.size
+    limit = passing_bits(threshold)
+    bits = in_blocks(arithmetic.magnitude_bits(gradient.astype(jnp.float32) + residual), TILE)
+    counts = (bits >= limit).sum(1, dtype=jnp.int32)
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
+    # By tile as well, so that one kernel counts and finds it.
+    nonfinite = arithmetic.is_nonfinite(bits.max(1)).any().astype(jnp.int32)
+    indices, values, left = triton_call(
+        functools.partial(_sparsify, elements=elements, budget=budget),
+        "sparsify",
+        grid=(len(counts),),
+        in_specs=[_flat(TILE), _flat(TILE), _flat(1), _whole(2)],
+        out_specs=[_whole(budget + TILE), _whole(budget + TILE), _flat(TILE)],
+        out_shape=[
+            jax.ShapeDtypeStruct((budget + TILE,), jnp.int32),
+            jax.ShapeDtypeStruct((budget + TILE,), jnp.float32),
+            jax.ShapeDtypeStruct((elements,), jnp.float32),
+        ],
+        num_warps=NUM_WARPS,
+        num_stages=1,
+        interpret=interpret,
+    )(gradient, residual, ends - counts, jnp.stack([limit, nonfinite]))
+    used = jnp.arange(budget, dtype=jnp.int32) < ends[-1]
+    return Sparse(jnp.where(used, indices[:budget], elements), jnp.where(used, values[:budget], 0.0), elements), left
+
+
+def _sparsify(
+    gradient_ref: Any,
+    residual_ref: Any,
+    start_ref: Any,
+    limit_ref: Any,
+    indices_ref: Any,
+    values_ref: Any,
+    left_ref: Any,
+    *,
+    elements: int,
+    budget: int,
+) -> None:
+    index = _index(TILE)
+    inside = index < elements
+    residual = load(residual_ref, mask=inside, other=0.0)
+    corrected = load(gradient_ref, mask=inside, other=0.0).astype(jnp.float32) + residual
+    nonfinite = limit_ref[1] != 0
+    passes = arithmetic.magnitude_bits(corrected) >= limit_ref[0]
+    slots = start_ref[0] + jnp.cumsum(passes.astype(jnp.int32)) - 1
+    taken = passes & (slots < budget)
+    # Interpreted, a masked store writes back what it read: what is not taken needs a place that no other has.
+    slots = jnp.where(taken, slots, budget + jax.lax.broadcasted_iota(jnp.int32, (TILE,), 0))
+    store(indices_ref.at[slots], index, mask=taken)
+    store(values_ref.at[slots], jnp.where(nonfinite, jnp.nan, corrected), mask=taken)
+    store(left_ref, jnp.where(nonfinite, residual, jnp.where(taken, 0.0, corrected)), mask=inside)
 
 
 def _index(size: int) -> Array:

@@ -1,10 +1,11 @@
 """Compression of gradients in plain JAX; the definition of what the kernels compute."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels.quantize import arithmetic
-from pallas_kernels.quantize.formats import Int8Blocks, Signs
+from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse
 
 
 def in_blocks(x: Array, size: int) -> Array:
@@ -42,3 +43,50 @@ def reference_compress_signs(
     bits = in_blocks(negative.reshape(-1)[:elements], 32).astype(jnp.uint32)
     words = (bits << jnp.arange(32, dtype=jnp.uint32)).sum(1, dtype=jnp.uint32)
     return Signs(words, scale, elements, block_size), left.reshape(-1)[:elements]
+
+
+def reference_sparsify(
+    gradient: Float[Array, "elements"],
+    residual: Float[Array, "elements"],
+    threshold: Float[Array, ""],
+    *,
+    budget: int,
+) -> tuple[Sparse, Float[Array, "elements"]]:
+    """See `pallas_kernels.quantize.sparsify`."""
+    corrected = gradient.astype(jnp.float32) + residual
+    bits = arithmetic.magnitude_bits(corrected)
+    passes = bits >= passing_bits(threshold)
+    slots = jnp.cumsum(passes, dtype=jnp.int32) - 1
+    taken = passes & (slots < budget)
+    where = jnp.where(taken, slots, budget)
+    indices = jnp.arange(gradient.size, dtype=jnp.int32)
+    none = jnp.full((budget,), gradient.size, jnp.int32)
+    sparse = Sparse(
+        none.at[where].set(indices, mode="drop"),
+        jnp.zeros((budget,), jnp.float32).at[where].set(corrected, mode="drop"),
+        gradient.size,
+    )
+    return _settle(sparse, jnp.where(taken, 0.0, corrected), residual, arithmetic.is_nonfinite(bits).any())
+
+
+def reference_sparsify_top_k(
+    gradient: Float[Array, "elements"], residual: Float[Array, "elements"], *, budget: int
+) -> tuple[Sparse, Float[Array, "elements"]]:
+    """See `pallas_kernels.quantize.sparsify_top_k`."""
+    corrected = gradient.astype(jnp.float32) + residual
+    bits = arithmetic.magnitude_bits(corrected)
+    indices = jnp.sort(jax.lax.top_k(bits, budget)[1]).astype(jnp.int32)
+    sparse = Sparse(indices, corrected[indices], gradient.size)
+    return _settle(sparse, corrected.at[indices].set(0.0), residual, arithmetic.is_nonfinite(bits).any())
+
+
+def passing_bits(threshold: Float[Array, ""]) -> Array:
+    """Bits of the smallest magnitude that passes; what counts as zero never does."""
+    return jnp.maximum(arithmetic.magnitude_bits(threshold), arithmetic.SMALLEST_BITS)
+
+
+def _settle(sparse: Sparse, left: Array, residual: Array, nonfinite: Array) -> tuple[Sparse, Array]:
+    """Marks values and gives the old residual back if anything was not finite."""
+    used = sparse.indices < sparse.elements
+    values = jnp.where(used & nonfinite, jnp.nan, sparse.values)
+    return Sparse(sparse.indices, values, sparse.elements), jnp.where(nonfinite, residual, left)

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.quantize import compress_signs, dequantize_int8, kernels, quantize_int8, unpack_signs, wire_bytes
+from pallas_kernels.quantize import (
+    compress_signs,
+    dequantize_int8,
+    kernels,
+    quantize_int8,
+    unpack_signs,
+    wire_bytes,
+)
 from pallas_kernels.quantize.arithmetic import integer_scale, magnitude_bits, random_fraction, round_to_scale
 from tests.pallas_kernels.gradients import (
     LENGTHS,

@@ -11,10 +11,13 @@ from pallas_kernels.gpus import gpu_names, load_gpu
 from pallas_kernels.quantize import (
     Int8Blocks,
     Signs,
+    Sparse,
     compress_signs,
     dequantize_int8,
     quantize_int8,
+    sparsify,
     unpack_signs,
+    unpack_sparse,
 )
 from pallas_kernels.testing.compiling import compile_for
 from pallas_kernels.testing.lowering import lower_for
@@ -37,6 +40,7 @@ def cases(dtype, length):
         "quantize_int8": (quantize_int8, flat),
         "quantize_int8_stochastic": (lambda x, key: quantize_int8(x, key=key), flat, key),
         "compress_signs": (compress_signs, flat, residual),
+        "sparsify": (functools.partial(sparsify, budget=length // 20), flat, residual, shaped(jnp.float32)),
     }
 
 
@@ -89,13 +93,15 @@ def test_what_the_compiler_makes_of_kernels_is_golden_and_spills_nothing(gpu, re
 
 @pytest.mark.cuda_compiler
 def test_xla_makes_one_kernel_of_each_inverse():
-    """That is why they have none of our own."""
+    """That is why they have none of our own; the sparse one has zeros to write first."""
     length = 1 << 20
     words, scales = shaped(jnp.uint32, length // 32), shaped(jnp.float32, length // 1024)
     integers = Int8Blocks(shaped(jnp.int8, length), shaped(jnp.float32, length // 256), 256)
+    some = Sparse(shaped(jnp.int32, length // 20), shaped(jnp.float32, length // 20), length)
     for kernels, function, packed in (
         (1, dequantize_int8, integers),
         (1, unpack_signs, Signs(words, scales, length, 1024)),
+        (2, unpack_sparse, some),
     ):
         leaves, structure = jax.tree.flatten(packed)
         reports = compile_for(
