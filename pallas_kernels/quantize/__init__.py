@@ -1,4 +1,4 @@
-"""Compression of gradients for slow networks: int8 by blocks, signs, the largest elements.
+"""Compression of gradients for slow networks: int8 by blocks, signs, the largest elements, 2 of every 4.
 
 Pure functions that can be jitted; nothing here has a gradient. Under a mesh, call them on what each device has
 (`jax.shard_map`): a kernel is not split by XLA.
@@ -8,12 +8,20 @@ from pallas_kernels.quantize.api import (
     IMPLEMENTATIONS,
     QuantizeCase,
     compress_signs,
+    prune_two_of_four,
     quantize_int8,
     sparsify,
     sparsify_top_k,
 )
-from pallas_kernels.quantize.decoding import dequantize_int8, mask_indices, unpack_masked, unpack_signs, unpack_sparse
-from pallas_kernels.quantize.formats import Int8Blocks, Masked, Signs, Sparse, wire_bytes
+from pallas_kernels.quantize.decoding import (
+    dequantize_int8,
+    mask_indices,
+    unpack_masked,
+    unpack_signs,
+    unpack_sparse,
+    unpack_two_of_four,
+)
+from pallas_kernels.quantize.formats import Int8Blocks, Masked, Signs, Sparse, TwoOfFour, wire_bytes
 from pallas_kernels.quantize.measures import sampled_threshold
 
 __all__ = [
@@ -23,9 +31,11 @@ __all__ = [
     "QuantizeCase",
     "Signs",
     "Sparse",
+    "TwoOfFour",
     "compress_signs",
     "dequantize_int8",
     "mask_indices",
+    "prune_two_of_four",
     "quantize_int8",
     "sampled_threshold",
     "sparsify",
@@ -33,5 +43,6 @@ __all__ = [
     "unpack_masked",
     "unpack_signs",
     "unpack_sparse",
+    "unpack_two_of_four",
     "wire_bytes",
 ]

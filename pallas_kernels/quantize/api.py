@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand
 from pallas_kernels.quantize import checks, kernels, reference
-from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse
+from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse, TwoOfFour
 
 ImplementationName = Literal["auto", "pallas", "reference", "pallas_interpreted"]
 
@@ -54,6 +54,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation[QuantizeCase], ...]] = {
     "quantize_int8": _implementations(kernels.pallas_quantize_int8, reference.reference_quantize_int8),
     "compress_signs": _implementations(kernels.pallas_compress_signs, reference.reference_compress_signs),
     "sparsify": _implementations(kernels.pallas_sparsify, reference.reference_sparsify),
+    "prune_two_of_four": _implementations(kernels.pallas_prune_two_of_four, reference.reference_prune_two_of_four),
 }
 """By function. All of one function's give the same bits, but where a sum of a gradient and a residual is subnormal."""
 
@@ -190,6 +191,25 @@ def sparsify_top_k(
     checks.check_pair("sparsify_top_k", gradient, residual)
     checks.check_budget("sparsify_top_k", budget, gradient.size)
     return reference.reference_sparsify_top_k(gradient, residual, budget=budget)
+
+
+def prune_two_of_four(x: Float[Array, "rows columns"], *, implementation: ImplementationName = "auto") -> TwoOfFour:
+    """The two largest magnitudes of every four consecutive elements of a row, as int8 with a scale per 8 x 8 tile.
+
+    44 bytes per tile, 0.6875 per element: 32 integers, their places of 2 bits, a float32. Of equals the first is kept.
+    Scales and integers are as in `quantize_int8`, rounded to nearest; zeros fill up rows and columns to whole tiles. A
+    tile that holds infinity or NaN gets the scale NaN, and all of it is NaN again when unpacked.
+
+    Args:
+        x: float32 or bfloat16.
+        implementation: `auto`, or a name in `IMPLEMENTATIONS["prune_two_of_four"]`.
+
+    Raises:
+        ValueError: no matrix of these dtypes, or an implementation that cannot run.
+    """
+    checks.check_matrix("prune_two_of_four", "x", x)
+    result: TwoOfFour = _chosen("prune_two_of_four", implementation, x, None)(x)
+    return result
 
 
 def _chosen(op: str, requested: str, x: Array, block_size: int | None) -> Any:

@@ -15,6 +15,13 @@ def check_flat(op: str, name: str, x: jax.Array) -> None:
     check_elements(op, name, x)
 
 
+def check_matrix(op: str, name: str, x: jax.Array) -> None:
+    """Raises ValueError if `x` is no matrix of float32 or bfloat16, or too large."""
+    if x.ndim != 2:
+        raise ValueError(f"{op}: {name} has the shape {x.shape}; give a matrix")
+    check_elements(op, name, x)
+
+
 def check_elements(op: str, name: str, x: jax.Array) -> None:
     """Raises ValueError if dtype or size of `x` is none that can be compressed."""
     if x.dtype not in (jnp.float32, jnp.bfloat16):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from pallas_kernels.quantize.formats import Int8Blocks, Masked, Signs, Sparse
+from pallas_kernels.quantize.formats import Int8Blocks, Masked, Signs, Sparse, TwoOfFour
 
 
 def dequantize_int8(packed: Int8Blocks) -> Float[Array, "elements"]:
@@ -53,6 +53,21 @@ def unpack_masked(packed: Masked) -> Float[Array, "elements"]:
     lower = jax.lax.population_count(packed.words[:, None] & (bit - 1)).astype(jnp.int32)
     values = packed.values.at[before[:, None] + lower].get(mode="clip")
     return jnp.where(packed.words[:, None] & bit != 0, values, 0.0).reshape(-1)[: packed.elements]
+
+
+def unpack_two_of_four(packed: TwoOfFour) -> Float[Array, "rows columns"]:
+    """The inverse of `prune_two_of_four`, in float32. Tiles that held what is not finite are NaN, all of them."""
+    shape = packed.values.shape
+    shifts = np.arange(4, dtype=np.uint32)
+    # Shifted up and down again as signed numbers, bytes get their signs.
+    bytes_ = jax.lax.bitcast_convert_type(packed.values[..., None] << (24 - 8 * shifts), jnp.int32) >> 24
+    places = (packed.places.astype(jnp.uint32)[..., None] >> (2 * shifts)) & 3
+    integers = bytes_.reshape(*shape, 2, 2)
+    here = places.reshape(*shape, 2, 2, 1) == np.arange(4, dtype=np.uint32)
+    fours = jnp.where(here, integers[..., None], 0).sum(-2)
+    scale = jnp.repeat(packed.scales, 8, axis=0)
+    dense = fours.reshape(*shape, 8).astype(jnp.float32) * scale[..., None]
+    return dense.reshape(shape[0], -1)[: packed.rows, : packed.columns]
 
 
 def _per_element(scales: Float[Array, "blocks"], block_size: int, elements: int) -> Float[Array, "elements"]:

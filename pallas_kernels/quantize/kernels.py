@@ -10,12 +10,14 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.pallas_triton import load, store, triton_call
 from pallas_kernels.quantize import arithmetic
-from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse
-from pallas_kernels.quantize.reference import in_blocks, passing_bits
+from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse, TwoOfFour
+from pallas_kernels.quantize.reference import in_blocks, packed_two_of_four, passing_bits
 
 TILE = 2048
 """Elements that a program works on, at least a block; a multiple of 32."""
 NUM_WARPS = 8
+TILE_COLUMNS = 64
+"""8 x 8 tiles that a program prunes, side by side."""
 
 
 def pallas_quantize_int8(
@@ -175,6 +177,51 @@ def _sparsify(
     store(indices_ref.at[slots], index, mask=taken)
     store(values_ref.at[slots], jnp.where(nonfinite, jnp.nan, corrected), mask=taken)
     store(left_ref, jnp.where(nonfinite, residual, jnp.where(taken, 0.0, corrected)), mask=inside)
+
+
+def pallas_prune_two_of_four(x: Float[Array, "rows columns"], *, interpret: bool) -> TwoOfFour:
+    """See `pallas_kernels.quantize.prune_two_of_four`."""
+    rows, columns = x.shape
+    padded = jnp.pad(x, ((0, -rows % 8), (0, -columns % 8)))
+    tile_rows, tile_columns = padded.shape[0] // 8, padded.shape[1] // 8
+    # One dimension, as the others of a grid are small.
+    across = pl.cdiv(tile_columns, TILE_COLUMNS)
+    by_row = pl.BlockSpec((8, TILE_COLUMNS), lambda i: (i // across, i % across))
+    values, places, scales = triton_call(
+        functools.partial(_prune_two_of_four, tile_columns=tile_columns),
+        "prune_two_of_four",
+        grid=(tile_rows * across,),
+        in_specs=[pl.BlockSpec((8, TILE_COLUMNS, 8), lambda i: (i // across, i % across, 0))],
+        out_specs=[by_row, by_row, pl.BlockSpec((1, TILE_COLUMNS), lambda i: (i // across, i % across))],
+        out_shape=[
+            jax.ShapeDtypeStruct((tile_rows * 8, tile_columns), jnp.uint32),
+            jax.ShapeDtypeStruct((tile_rows * 8, tile_columns), jnp.uint8),
+            jax.ShapeDtypeStruct((tile_rows, tile_columns), jnp.float32),
+        ],
+        num_warps=NUM_WARPS,
+        num_stages=1,
+        interpret=interpret,
+    )(padded.reshape(tile_rows * 8, tile_columns, 8))
+    return TwoOfFour(values, places, scales, rows, columns)
+
+
+def _prune_two_of_four(x_ref: Any, values_ref: Any, places_ref: Any, scales_ref: Any, *, tile_columns: int) -> None:
+    def inside(shape: tuple[int, ...]) -> Array:
+        first = pl.program_id(0) % pl.cdiv(tile_columns, TILE_COLUMNS) * TILE_COLUMNS
+        return first + jax.lax.broadcasted_iota(jnp.int32, shape, 1) < tile_columns
+
+    x = load(x_ref, mask=inside(x_ref.shape), other=0.0).astype(jnp.float32)
+    fours = x.reshape(8, TILE_COLUMNS, 2, 4)
+    place = jax.lax.broadcasted_iota(jnp.int32, fours.shape, 3)
+    # There is no indexing of values; a sum with zeros is exact, and within a thread.
+    four = [jnp.where(place == i, fours, 0.0).sum(3) for i in range(4)]
+    largest = arithmetic.magnitude_bits(x).max(2).max(0, keepdims=True)
+    values, places = packed_two_of_four(four, largest[:, :, None])
+    mask = inside((8, TILE_COLUMNS))
+    store(values_ref, values.sum(2).astype(jnp.uint32), mask=mask)
+    store(places_ref, places.sum(2).astype(jnp.uint8), mask=mask)
+    scale = arithmetic.marked(arithmetic.integer_scale(largest), largest)
+    store(scales_ref, scale, mask=inside((1, TILE_COLUMNS)))
 
 
 def _index(size: int) -> Array:

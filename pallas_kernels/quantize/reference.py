@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from pallas_kernels.quantize import arithmetic
-from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse
+from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse, TwoOfFour
 
 
 def in_blocks(x: Array, size: int) -> Array:
@@ -90,3 +90,50 @@ def _settle(sparse: Sparse, left: Array, residual: Array, nonfinite: Array) -> t
     used = sparse.indices < sparse.elements
     values = jnp.where(used & nonfinite, jnp.nan, sparse.values)
     return Sparse(sparse.indices, values, sparse.elements), jnp.where(nonfinite, residual, left)
+
+
+def reference_prune_two_of_four(x: Float[Array, "rows columns"]) -> TwoOfFour:
+    """See `pallas_kernels.quantize.prune_two_of_four`."""
+    rows, columns = x.shape
+    tiled = jnp.pad(x.astype(jnp.float32), ((0, -rows % 8), (0, -columns % 8)))
+    fours = tiled.reshape(tiled.shape[0] // 8, 8, tiled.shape[1] // 8, 2, 4)
+    largest = arithmetic.magnitude_bits(fours).max((1, 3, 4))
+    values, places = packed_two_of_four([fours[..., i] for i in range(4)], largest[:, None, :, None])
+    scale = arithmetic.marked(arithmetic.integer_scale(largest), largest)
+    shape = (tiled.shape[0], tiled.shape[1] // 8)
+    return TwoOfFour(
+        values.sum(-1).astype(jnp.uint32).reshape(shape),
+        places.sum(-1).astype(jnp.uint8).reshape(shape),
+        scale,
+        rows,
+        columns,
+    )
+
+
+def packed_two_of_four(
+    four: list[Float[Array, "*shape 2"]], largest: Int[Array, "*#shape 1"]
+) -> tuple[Int[Array, "*shape 2"], Int[Array, "*shape 2"]]:
+    """Halves of the words and of the places of `TwoOfFour`, whose sums they are.
+
+    Of equals the first is kept. What is not finite is larger than what is.
+
+    Args:
+        four: the first, second, third and fourth of each four; twos of fours are side by side in a row.
+        largest: bits of the largest magnitude of each one's tile.
+    """
+    bits = [arithmetic.magnitude_bits(x) for x in four]
+
+    def keeps(i: int) -> Array:
+        ahead = [bits[j] >= bits[i] if j < i else bits[j] > bits[i] for j in range(4) if j != i]
+        return sum((x.astype(jnp.int32) for x in ahead), jnp.int32(0)) < 2
+
+    first, second, third, fourth = (keeps(i) for i in range(4))
+    low = jnp.where(first, four[0], jnp.where(second, four[1], four[2]))
+    high = jnp.where(fourth, four[3], jnp.where(third, four[2], four[1]))
+    low_place = jnp.where(first, 0, jnp.where(second, 1, 2))
+    high_place = jnp.where(fourth, 3, jnp.where(third, 2, 1))
+
+    scale, usable = arithmetic.integer_scale(largest), arithmetic.is_usable(largest)
+    low, high = (arithmetic.round_to_scale(jnp.where(usable, x, 0.0), scale, 0.5) for x in (low, high))
+    half = jax.lax.broadcasted_iota(jnp.int32, low.shape, low.ndim - 1)
+    return (low & 255 | (high & 255) << 8) << (16 * half), (low_place | high_place << 2) << (4 * half)

@@ -1,4 +1,4 @@
-"""Some elements of gradients against their definition; kernels against the reference."""
+"""Some elements of gradients, and two of every four, against their definition; kernels against the reference."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from pallas_kernels.quantize import (
     mask_indices,
+    prune_two_of_four,
     sampled_threshold,
     sparsify,
     sparsify_top_k,
     unpack_masked,
     unpack_sparse,
+    unpack_two_of_four,
     wire_bytes,
 )
 from tests.pallas_kernels.gradients import (
@@ -26,6 +28,8 @@ from tests.pallas_kernels.gradients import (
     residual,
     seeds,
 )
+
+MATRICES = [(1, 1), (16, 24), (19, 531)]
 
 
 def sparse_by_definition(corrected, threshold, budget):
@@ -123,3 +127,65 @@ def test_what_sparsifying_cannot_do_is_refused():
         sampled_threshold(x, x, density=5)
     with pytest.raises(ValueError, match="sampled_threshold: sample_size 0 is no positive number"):
         sampled_threshold(x, x, density=0.5, sample_size=0)
+
+
+def two_of_four_by_definition(x):
+    rows, columns = x.shape
+    x = np.pad(np.asarray(x, np.float64), ((0, -rows % 8), (0, -columns % 8)))
+    fours = x.reshape(x.shape[0], -1, 4)
+    keep = np.sort(np.argsort(-np.abs(fours), axis=-1, kind="stable")[..., :2], axis=-1)
+    return x, fours, keep
+
+
+@given(st.sampled_from(MATRICES), dtypes, seeds)
+def test_two_of_four_keeps_the_largest_as_int8_by_tiles(shape, dtype, seed):
+    x = gradient(shape, seed, dtype)
+    packed = jitted(prune_two_of_four, **plain)(x)
+    padded, fours, keep = two_of_four_by_definition(x)
+    tiles = padded.reshape(padded.shape[0] // 8, 8, -1, 8)
+    largest, scales = np.abs(tiles).max((1, 3)), np.asarray(packed.scales, np.float64)
+    normal = largest >= 2.0**-90
+    assert (scales[~normal] == 0).all()
+    assert (scales >= largest / 127)[normal].all()
+    assert (scales <= largest / 127 * (1 + 2.0**-14))[normal].all()
+
+    places = np.asarray(packed.places)[..., None] >> (2 * np.arange(4)) & 3
+    np.testing.assert_array_equal(places.reshape(keep.shape), keep)
+    per_four = np.repeat(np.repeat(scales, 8, axis=0), 2, axis=1)[..., None]
+    kept = np.take_along_axis(fours, keep, -1)
+    integers = np.rint(np.divide(kept, per_four, out=np.zeros_like(kept), where=per_four > 0))
+    stored = np.asarray(packed.values)[..., None].view(np.int8).reshape(keep.shape)
+    np.testing.assert_array_equal(stored, integers)
+
+    dense = np.zeros_like(fours)
+    np.put_along_axis(dense, keep, integers * per_four, -1)
+    np.testing.assert_array_equal(
+        jitted(unpack_two_of_four)(packed), dense.reshape(padded.shape)[: shape[0], : shape[1]]
+    )
+    assert wire_bytes(packed) == 44 * largest.size
+
+
+def test_two_of_four_keeps_the_first_of_equals():
+    packed = jitted(prune_two_of_four)(jnp.asarray([[1.0, -1.0, 1.0, 1.0, 0.0, 2.0, 1.0, -2.0]]))
+    assert (unpack_two_of_four(packed) != 0).tolist() == [[True, True, False, False, False, True, False, True]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_tile_that_is_not_finite_is_nan(bad):
+    x = gradient((16, 24), 5).at[9, 3].set(bad)
+    dense = np.asarray(jitted(unpack_two_of_four)(jitted(prune_two_of_four, **plain)(x)))
+    expected = np.zeros((16, 24), bool)
+    expected[8:, :8] = True
+    np.testing.assert_array_equal(np.isnan(dense), expected)
+
+
+@given(st.sampled_from([((1, 1), jnp.bfloat16), ((19, 1031), jnp.float32)]), seeds, st.integers(0, 2))
+def test_pruning_kernel_has_the_bits_of_the_reference(case, seed, bad):
+    shape, dtype = case
+    x = gradient(shape, seed, dtype, bad)
+    assert_same(*(jitted(prune_two_of_four, **which)(x) for which in (interpreted, plain)))
+
+
+def test_what_pruning_cannot_do_is_refused():
+    with pytest.raises(ValueError, match=r"prune_two_of_four: x has the shape \(64,\); give a matrix"):
+        prune_two_of_four(jnp.ones(64))
