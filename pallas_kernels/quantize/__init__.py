@@ -1,4 +1,4 @@
-"""Compression of gradients for slow networks: int8 by blocks, signs, the largest elements, 2 of every 4.
+"""Compression of gradients for slow networks: int8 by blocks, signs, the largest elements, 2 of every 4; and measures.
 
 Pure functions that can be jitted; nothing here has a gradient. Under a mesh, call them on what each device has
 (`jax.shard_map`): a kernel is not split by XLA.
@@ -22,7 +22,7 @@ from pallas_kernels.quantize.decoding import (
     unpack_two_of_four,
 )
 from pallas_kernels.quantize.formats import Int8Blocks, Masked, Signs, Sparse, TwoOfFour, wire_bytes
-from pallas_kernels.quantize.measures import sampled_threshold
+from pallas_kernels.quantize.measures import entropy, sampled_threshold
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -34,6 +34,7 @@ __all__ = [
     "TwoOfFour",
     "compress_signs",
     "dequantize_int8",
+    "entropy",
     "mask_indices",
     "prune_two_of_four",
     "quantize_int8",

@@ -1,4 +1,4 @@
-"""Integers and signs of gradients against float64; kernels, interpreted, against the reference."""
+"""Integers, signs and entropy of gradients against float64; kernels, interpreted, against the reference."""
 
 import functools
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pallas_kernels.quantize import (
     compress_signs,
     dequantize_int8,
+    entropy,
     kernels,
     quantize_int8,
     unpack_signs,
@@ -242,3 +243,33 @@ def test_what_signs_cannot_do_is_refused():
         compress_signs(x, x.astype(jnp.bfloat16))
     with pytest.raises(ValueError, match="compress_signs: block_size 0 is out of range"):
         compress_signs(x, x, block_size=0)
+
+
+@given(st.sampled_from(LENGTHS), st.sampled_from([15, 255]), dtypes, seeds)
+def test_entropy_is_that_of_the_histogram(length, bins, dtype, seed):
+    x = jnp.asarray(np.random.default_rng(seed).normal(size=length), dtype)
+    exact = np.asarray(x, np.float64)
+    levels = np.rint(exact / np.abs(exact).max() * (bins - 1) / 2)
+    share = np.unique(levels, return_counts=True)[1] / length
+    # A level on the border between two may be on the other side in float32.
+    found = float(jitted(entropy, bins=bins)(x))
+    assert found == pytest.approx(-(share * np.log2(share)).sum(), abs=2e-3)
+
+
+def test_entropy_of_extremes():
+    assert float(entropy(jnp.zeros(100))) == 0.0
+    assert float(entropy(jnp.linspace(-1.0, 1.0, 25500))) == pytest.approx(np.log2(255), abs=0.01)
+    assert float(entropy(3.4e38 * jnp.linspace(-1.0, 1.0, 25500))) == pytest.approx(np.log2(255), abs=0.01)
+    assert np.isnan(entropy(jnp.zeros(100).at[3].set(jnp.inf)))
+    # A sample of many normal numbers, against all of them.
+    x = jnp.clip(jnp.asarray(np.random.default_rng(0).normal(size=200_000), jnp.float32), -4, 4)
+    assert float(entropy(x)) == pytest.approx(float(entropy(x, sample_size=200_000)), abs=0.02)
+
+
+def test_what_entropy_cannot_do_is_refused():
+    x = jnp.ones(64)
+    with pytest.raises(ValueError, match="entropy: sample_size 0 is no positive number"):
+        entropy(x, sample_size=0)
+    for bins in (256, 13):
+        with pytest.raises(ValueError, match=f"bins {bins} is no odd number of at least 15"):
+            entropy(x, bins=bins)
