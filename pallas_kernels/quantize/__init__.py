@@ -1,7 +1,8 @@
 """Compression of gradients for slow networks: int8 by blocks, signs, the largest elements, 2 of every 4; and measures.
 
-Pure functions that can be jitted; nothing here has a gradient. Under a mesh, call them on what each device has
-(`jax.shard_map`): a kernel is not split by XLA.
+Pure functions that can be jitted; nothing here has a gradient. Under a mesh, call them on what each device has, in
+`jax.shard_map` over all axes with `check_vma=False`: XLA does not split kernels, and they do not say across which axes
+their results vary. What they give is a pytree of what is sent, which collectives take as it is.
 """
 
 from pallas_kernels.quantize.api import (

@@ -235,6 +235,26 @@ def test_sign_kernel_has_the_bits_of_the_reference(case, seed, bad):
     assert_same(*(jitted(compress_signs, block_size=size, **which)(x, before) for which in (interpreted, plain)))
 
 
+def test_what_every_device_sends_is_what_every_device_gets():
+    """Signs of a part of a gradient on each of two devices, gathered on both, and the parts left over."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    x, before = gradient((1554,), 0), residual(1554, 0)
+
+    def exchange(x, before):
+        packed, left = compress_signs(x, before, **interpreted)
+        return jax.vmap(unpack_signs)(jax.lax.all_gather(packed, "data"))[None], left
+
+    specs = (jax.P("data"), jax.P("data"))
+    run = jax.shard_map(exchange, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
+    gathered, left = jax.jit(run)(x, before)
+    for part in range(2):
+        of = slice(777 * part, 777 * (part + 1))
+        packed, expected = jitted(compress_signs, **plain)(x[of], before[of])
+        np.testing.assert_array_equal(left[of], expected)
+        for device in range(2):
+            np.testing.assert_array_equal(gathered[device, part], unpack_signs(packed))
+
+
 def test_what_signs_cannot_do_is_refused():
     x = jnp.ones(64)
     with pytest.raises(ValueError, match=r"residual is float32 \(32,\); give float32 \(64,\)"):
