@@ -58,7 +58,9 @@ def compile_for(gpu: Gpu, function: Callable[..., Any], *arguments: jax.ShapeDty
         with _mosaic_dumps_to(of_mosaic):
             lowered = lower_for(gpu, function, *placed)
             _make_unknown(lowered)
-            lowered.compile(compiler_options={"xla_dump_to": of_xla, "xla_dump_emitter_re": "ptx"})
+            # Whatever speed XLA is told to compile at elsewhere: that changes the code of kernels too.
+            options = {"xla_dump_to": of_xla, "xla_dump_emitter_re": "ptx", "xla_backend_optimization_level": 3}
+            lowered.compile(compiler_options=options)
         launches = "".join(path.read_text() for path in Path(of_xla).glob("*thunk_sequence.txt"))
         reports = [
             *(report for path in Path(of_xla).glob("*.ptx") for report in _xla_reports(path, gpu, launches)),
