@@ -1,0 +1,106 @@
+"""The products as their definitions, in plain JAX: any device, any float dtype."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+ACTIVATIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
+
+
+@jax.custom_vjp
+def wide_product(x: Float[Array, "rows inner"], w: Float[Array, "inner cols"]) -> Float[Array, "rows cols"]:
+    """The product in float32, or in float64 if the operands are.
+
+    Gradients are rounded to the dtype of the operands before they are multiplied: differentiated as it stands, the
+    product of narrow operands would have wide ones backward, which no fast unit takes.
+    """
+    return jnp.dot(x, w, preferred_element_type=sum_dtype(x))
+
+
+def _forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
+    return wide_product(x, w), (x, w)
+
+
+def _backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, w = kept
+    gradient = gradient.astype(x.dtype)
+    return wide_product(gradient, w.T).astype(x.dtype), wide_product(x.T, gradient).astype(w.dtype)
+
+
+wide_product.defvjp(_forward, _backward)
+
+
+def sum_dtype(x: Array) -> jnp.dtype:
+    """What products of elements of `x` are summed in."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def reference_matmul(
+    x: Float[Array, "rows inner"],
+    w: Float[Array, "inner cols"],
+    bias: Float[Array, "cols"] | None,
+    residual: Float[Array, "rows cols"] | None,
+    *,
+    activation: str | None,
+    out_dtype: DTypeLike,
+) -> Float[Array, "rows cols"]:
+    """See `pallas_kernels.bf16_matmul.matmul`."""
+    out = wide_product(x, w)
+    if bias is not None:
+        out = out + bias
+    if activation is not None:
+        out = ACTIVATIONS[activation](out)
+    if residual is not None:
+        out = out + residual
+    return out.astype(out_dtype)
+
+
+def reference_swiglu(
+    x: Float[Array, "rows inner"], w_gate: Float[Array, "inner cols"], w_up: Float[Array, "inner cols"]
+) -> Float[Array, "rows cols"]:
+    """See `pallas_kernels.bf16_matmul.swiglu`."""
+    return (jax.nn.silu(wide_product(x, w_gate)) * wide_product(x, w_up)).astype(x.dtype)
+
+
+type Turns = tuple[Float[Array, "rows half"], Float[Array, "rows half"]]
+"""Cosines and sines of the angles by which the pairs of each row turn."""
+
+
+def turns(positions: Int[Array, "rows"], head_dim: int, theta: float, dtype: jnp.dtype) -> Turns:
+    """Angles are position times theta^(-2i / head_dim) for pair i."""
+    half = head_dim // 2
+    frequencies = jnp.asarray(theta, dtype) ** (-jnp.arange(half, dtype=dtype) / half)
+    angles = positions[:, None].astype(dtype) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def turn(first: jax.Array, second: jax.Array, cosine: jax.Array, sine: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Turns pairs whose halves are `first` and `second`."""
+    return first * cosine - second * sine, second * cosine + first * sine
+
+
+def reference_qkv_rotary(
+    x: Float[Array, "rows embed"],
+    w_qkv: Float[Array, "embed all_heads_times_head_dim"],
+    positions: Int[Array, "rows"],
+    theta: float,
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple[Array, Array, Array]:
+    """See `pallas_kernels.bf16_matmul.qkv_rotary`; rows and columns are not yet split."""
+    all_heads = num_heads + 2 * num_kv_heads
+    heads = wide_product(x, w_qkv).reshape(x.shape[0], all_heads, -1)
+    query, key, value = jnp.split(heads, [num_heads, num_heads + num_kv_heads], axis=1)
+    cosine, sine = (table[:, None] for table in turns(positions, heads.shape[-1], theta, sum_dtype(x)))
+
+    def turned(heads: Float[Array, "rows heads head_dim"]) -> Float[Array, "rows heads head_dim"]:
+        first, second = jnp.split(heads, 2, axis=-1)
+        return jnp.concatenate(turn(first, second, cosine, sine), axis=-1)
+
+    query, key, value = (y.reshape(x.shape[0], -1).astype(x.dtype) for y in (turned(query), turned(key), value))
+    return query, key, value
