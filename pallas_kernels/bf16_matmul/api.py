@@ -11,9 +11,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.bf16_matmul.blocks import has_blocks, head_dims
+from pallas_kernels.bf16_matmul.grouped import pallas_grouped_matmul
 from pallas_kernels.bf16_matmul.matmul import pallas_matmul, pallas_swiglu
 from pallas_kernels.bf16_matmul.reference import (
     ACTIVATIONS,
+    reference_grouped_matmul,
     reference_matmul,
     reference_qkv_rotary,
     reference_swiglu,
@@ -22,6 +24,9 @@ from pallas_kernels.bf16_matmul.rotary import pallas_qkv_rotary
 from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand
 
 type Name = Literal["auto", "reference", "pallas", "pallas_interpreted"]
+
+GROUPS_THAT_PAY = 4
+"""From so many groups on, `auto` takes the grouped kernel: the reference has as many times its FLOPs."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class MatmulCase:
     dtype: str
     shape: tuple[int, ...]
     """Rows, inner, cols."""
+    groups: int = 1
     head_dim: int | None = None
 
 
@@ -39,7 +45,7 @@ def _cannot_interpret(case: MatmulCase, device: Device) -> list[str]:
     reasons = []
     if case.dtype not in ("bfloat16", "float16", "float32"):
         reasons.append(f"kernels sum in float32, which is too narrow for {case.dtype}")
-    if 0 in case.shape:
+    if 0 in (*case.shape, case.groups):
         reasons.append("an array is empty")
     if case.head_dim is not None and (case.head_dim < 32 or case.head_dim & (case.head_dim - 1)):
         reasons.append(f"head_dim {case.head_dim} is no power of two from 32 on")
@@ -84,6 +90,7 @@ _UNMEASURED = "XLA has products of its own, and no measurement says that this ke
 IMPLEMENTATIONS = {
     "matmul": _implementations(reference_matmul, pallas_matmul, _UNMEASURED),
     "swiglu": _implementations(reference_swiglu, pallas_swiglu, _UNMEASURED),
+    "grouped_matmul": _implementations(reference_grouped_matmul, pallas_grouped_matmul, None),
     "qkv_rotary": _implementations(reference_qkv_rotary, pallas_qkv_rotary, _UNMEASURED),
 }
 """Of each op, in order of preference."""
@@ -158,6 +165,44 @@ def swiglu(
     return out
 
 
+def grouped_matmul(
+    x: Float[Array, "rows inner"],
+    w: Float[Array, "groups inner cols"],
+    group_sizes: Int[Array, "groups"],
+    *,
+    implementation: Name = "auto",
+) -> Float[Array, "rows cols"]:
+    """Rows of each group times the group's matrix, as of experts; in float32, then cast to the dtype of `x`.
+
+    `auto` is `pallas` on a GPU that it knows, from `GROUPS_THAT_PAY` groups on, else `reference`. The kernel has
+    `2 * rows * inner * cols` FLOPs, and for each group those of at most one block of rows more; the reference has
+    `groups` times as many and moves `x` and the result `groups` times. So the kernel wins if it reaches that fraction
+    of the speed of XLA's products; this is counted, not measured. Kept for the backward pass by the kernel: what is
+    given.
+
+    Args:
+        x: rows sorted by group; bfloat16 or float16 for the GPU's kernel, any float dtype for `reference`.
+        w: of the same dtype.
+        group_sizes: how many rows each group has, 0 or more; known only when it runs. Rows beyond their sum get zeros.
+            A sum above `rows` is an error that cannot be seen: the last groups then lack rows.
+        implementation: `auto`, or the name of one of `IMPLEMENTATIONS`.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit together, or an implementation that cannot compute this here.
+    """
+    if w.ndim != 3:
+        raise ValueError(f"grouped_matmul: w has shape {w.shape}; it must be (groups, inner, cols)")
+    _check_product("grouped_matmul", x, jax.ShapeDtypeStruct(w.shape[1:], w.dtype))
+    _check_shape("grouped_matmul", "group_sizes", group_sizes, w.shape[:1])
+    if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
+        raise ValueError(f"grouped_matmul: group_sizes are {group_sizes.dtype}; they must be integers")
+    case = MatmulCase("grouped_matmul", x.dtype.name, (*x.shape, w.shape[2]), groups=w.shape[0])
+    if implementation == "auto" and case.groups < GROUPS_THAT_PAY:
+        implementation = "reference"
+    out: jax.Array = _chosen(case, implementation)(x, w, group_sizes)
+    return out
+
+
 def qkv_rotary(
     x: Float[Array, "batch seq embed"],
     w_qkv: Float[Array, "embed all_heads_times_head_dim"],
@@ -213,7 +258,7 @@ def _chosen(case: MatmulCase, implementation: str) -> Callable[..., Any]:
     return choose(case.op, IMPLEMENTATIONS[case.op], implementation, case, device_at_hand()).run
 
 
-def _check_product(op: str, x: jax.Array, w: jax.Array) -> None:
+def _check_product(op: str, x: jax.Array, w: jax.Array | jax.ShapeDtypeStruct) -> None:
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[0]:
         raise ValueError(f"{op}: shapes {x.shape} and {w.shape} do not multiply; give (rows, inner) and (inner, cols)")
     if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):

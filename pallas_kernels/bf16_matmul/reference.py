@@ -67,6 +67,29 @@ def reference_swiglu(
     return (jax.nn.silu(wide_product(x, w_gate)) * wide_product(x, w_up)).astype(x.dtype)
 
 
+def reference_grouped_matmul(
+    x: Float[Array, "rows inner"], w: Float[Array, "groups inner cols"], group_sizes: Int[Array, "groups"]
+) -> Float[Array, "rows cols"]:
+    """See `pallas_kernels.bf16_matmul.grouped_matmul`.
+
+    All rows are multiplied with the matrix of each group in turn, and those of the group are kept: as many times the
+    FLOPs as there are groups, but only one group's products at a time. (`jax.lax.ragged_dot` is far slower on a CPU.)
+    """
+    stops = jnp.cumsum(group_sizes)
+    row = jnp.arange(x.shape[0])[:, None]
+    # Rows that belong to no group may hold anything; not even a NaN may reach the gradient of a matrix.
+    x = jnp.where(row < group_sizes.sum(), x, 0)
+
+    def add(
+        out: Float[Array, "rows cols"], group: tuple[Array, Array, Array]
+    ) -> tuple[Float[Array, "rows cols"], None]:
+        matrix, start, stop = group
+        return jnp.where((row >= start) & (row < stop), wide_product(x, matrix).astype(out.dtype), out), None
+
+    out, _ = jax.lax.scan(add, jnp.zeros((x.shape[0], w.shape[2]), x.dtype), (w, stops - group_sizes, stops))
+    return out
+
+
 type Turns = tuple[Float[Array, "rows half"], Float[Array, "rows half"]]
 """Cosines and sines of the angles by which the pairs of each row turn."""
 

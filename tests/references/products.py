@@ -21,6 +21,14 @@ def swiglu(x, w_gate, w_up):
     return ACTIVATIONS["silu"](x @ w_gate) * (x @ w_up)
 
 
+def grouped_matmul(x, w, group_sizes):
+    parts, start = [], 0
+    for matrix, size in zip(w, group_sizes, strict=True):
+        parts.append(x[start : start + size] @ matrix)
+        start += size
+    return jnp.concatenate([*parts, jnp.zeros((x.shape[0] - start, w.shape[2]))])
+
+
 def qkv_rotary(x, w_qkv, positions, num_heads, num_kv_heads, theta):
     """Pairs as complex numbers, turned by multiplication."""
     head_dim = w_qkv.shape[1] // (num_heads + 2 * num_kv_heads)
