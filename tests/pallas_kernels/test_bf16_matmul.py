@@ -1,6 +1,7 @@
 """Dense products with epilogues, and the projection to heads with rotary."""
 
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +12,19 @@ from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 
 from dseekjax.models.layers.rotary import rotate
-from pallas_kernels.bf16_matmul import matmul, qkv_rotary, swiglu
+from pallas_kernels.bf16_matmul import grouped_matmul, matmul, qkv_rotary, swiglu
 from pallas_kernels.bf16_matmul.tiles import Span, store_tile
 from pallas_kernels.gpus import load_gpu
 from pallas_kernels.pallas_triton import triton_call
+from pallas_kernels.testing.compiling import compile_for
 from pallas_kernels.testing.lowering import lower_for, tracing_for
+from tests.conftest import REPOSITORY
 from tests.references import products
 from tests.references.products import relative_error, with_gradients
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 """In the Frobenius norm, relative."""
+GOLDEN = REPOSITORY / "tests" / "golden" / "kernels" / "bf16_matmul.json"
 GPUS = ("a100_80gb", "h100_sxm", "h200")
 SHAPES = ((1, 1, 1), (16, 16, 32), (17, 40, 33), (35, 16, 65), (160, 33, 1))
 """Rows, inner, cols; blocks that are interpreted are 16 by 32, and bands 128 rows."""
@@ -272,3 +276,96 @@ def test_what_does_not_fit_is_refused():
         qkv_rotary(x[None], w, jnp.zeros((1, 4), jnp.int32), num_heads=1, num_kv_heads=1)
     with pytest.raises(ValueError, match="qkv_rotary: x has shape"):
         qkv_rotary(x, w, jnp.zeros(4, jnp.int32), num_heads=1, num_kv_heads=1)
+
+
+def compiled_cases():
+    """Signatures, functions and arguments: sizes that blocks divide forward and backward, and some that they do not."""
+
+    def bfloat16(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    def int32(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def dense(x, w, bias, residual):
+        return matmul(x, w, bias=bias, activation="gelu", residual=residual, implementation="pallas")
+
+    def alone(x, w):
+        return matmul(x, w, implementation="pallas")
+
+    gated = functools.partial(swiglu, implementation="pallas")
+    grouped = functools.partial(grouped_matmul, implementation="pallas")
+    heads = functools.partial(qkv_rotary, num_heads=32, num_kv_heads=8, implementation="pallas")
+    n, w, odd = 4096, bfloat16(4096, 4096), bfloat16(1000, 1000)
+    return {
+        "matmul gelu 4096": (with_gradient(dense), (w, w, bfloat16(n), w)),
+        "swiglu 4096": (with_gradient(gated), (w, w, w)),
+        "grouped_matmul 4096": (with_gradient(grouped), (w, bfloat16(8, n, n), int32(8))),
+        "qkv_rotary 4096": (heads, (bfloat16(2, 2048, n), bfloat16(n, 48 * 128), int32(2, 2048))),
+        "matmul 4096": (alone, (w, w)),
+        "matmul 128": (alone, (bfloat16(128, 128), bfloat16(128, 128))),
+        "matmul gelu 4094": (dense, (bfloat16(4094, 1000), odd, bfloat16(1000), bfloat16(4094, 1000))),
+        "swiglu 4094": (gated, (bfloat16(4094, 1000), odd, odd)),
+        "grouped_matmul 300": (grouped, (bfloat16(300, 1000), bfloat16(8, 1000, 1000), int32(8))),
+        "qkv_rotary head_dim 64": (heads, (bfloat16(2, 99, 1000), bfloat16(1000, 48 * 64), int32(2, 99))),
+        "qkv_rotary head_dim 256": (heads, (bfloat16(2, 99, 1000), bfloat16(1000, 48 * 256), int32(2, 99))),
+    }
+
+
+def with_gradient(function):
+    """What goes in as floats is differentiated."""
+
+    def both(*arguments):
+        floats = [k for k, x in enumerate(arguments) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+        def of_floats(*values):
+            given = dict(zip(floats, values, strict=True))
+            return function(*(given.get(k, x) for k, x in enumerate(arguments)))
+
+        out, pull = jax.vjp(of_floats, *(arguments[k] for k in floats))
+        return out, pull(out)
+
+    return both
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Of each kernel, by GPU and signature."""
+    return {
+        name: {
+            signature: {
+                report.name: {
+                    "registers": report.registers,
+                    "spill_bytes": report.spill_bytes,
+                    "shared_memory": report.shared_memory,
+                    "tensor_core_instructions": report.tensor_core_instructions,
+                }
+                for report in compile_for(load_gpu(name), function, *arguments)
+                if report.tensor_core_instructions
+            }
+            for signature, (function, arguments) in compiled_cases().items()
+        }
+        for name in ("a100_80gb", "h100_sxm")
+    }
+
+
+@pytest.mark.cuda_compiler
+def test_kernels_compile_to_the_golden_ones(compiled, request):
+    if request.config.getoption("--update-golden"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(json.dumps(compiled, indent=2) + "\n")
+    assert compiled == json.loads(GOLDEN.read_text())
+
+
+@pytest.mark.cuda_compiler
+def test_kernels_keep_their_sums_in_registers_and_use_tensor_cores(compiled):
+    kernels = {"matmul", "swiglu", "grouped_matmul", "qkv_rotary"}
+    kernels |= {"matmul_sum_gradient", "swiglu_sums_gradient", "matmul_x_gradient", "matmul_x_gradient__1"}
+    kernels |= {"matmul_w_gradient", "grouped_matmul_x_gradient", "grouped_matmul_w_gradient"}
+    for gpu, instruction in (("a100_80gb", "mma.sync"), ("h100_sxm", "wgmma")):
+        reports = [(name, report) for found in compiled[gpu].values() for name, report in found.items()]
+        assert {name for name, _ in reports} == kernels
+        for name, report in reports:
+            assert report["spill_bytes"] == 0, name
+            assert all(used.startswith(instruction) for used in report["tensor_core_instructions"]), name
+            assert report["shared_memory"] <= load_gpu(gpu).shared_memory_per_block
