@@ -1,5 +1,7 @@
 """The products as their definitions, in plain JAX: any device, any float dtype."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -12,27 +14,30 @@ ACTIVATIONS = {
 }
 
 
-@jax.custom_vjp
-def wide_product(x: Float[Array, "rows inner"], w: Float[Array, "inner cols"]) -> Float[Array, "rows cols"]:
-    """The product in float32, or in float64 if the operands are.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(
+    x: Float[Array, "rows inner"], w: Float[Array, "inner cols"], dtype: DTypeLike
+) -> Float[Array, "rows cols"]:
+    """The product, summed in float32 at least and rounded once, to `dtype`.
 
-    Gradients are rounded to the dtype of the operands before they are multiplied: differentiated as it stands, the
-    product of narrow operands would have wide ones backward, which no fast unit takes.
+    It is asked for in that dtype, as a cast beside it would be one more pass over memory on a GPU. Gradients are
+    rounded to the dtype of the operands before they are multiplied: differentiated as it stands, the product of narrow
+    operands would have wide ones backward, which no fast unit takes.
     """
-    return jnp.dot(x, w, preferred_element_type=sum_dtype(x))
+    return jnp.dot(x, w, preferred_element_type=dtype)
 
 
-def _forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-    return wide_product(x, w), (x, w)
+def _forward(x: Array, w: Array, dtype: DTypeLike) -> tuple[Array, tuple[Array, Array]]:
+    return product(x, w, dtype), (x, w)
 
 
-def _backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+def _backward(dtype: DTypeLike, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
     x, w = kept
     gradient = gradient.astype(x.dtype)
-    return wide_product(gradient, w.T).astype(x.dtype), wide_product(x.T, gradient).astype(w.dtype)
+    return product(gradient, w.T, x.dtype), product(x.T, gradient, w.dtype)
 
 
-wide_product.defvjp(_forward, _backward)
+product.defvjp(_forward, _backward)
 
 
 def sum_dtype(x: Array) -> jnp.dtype:
@@ -50,7 +55,9 @@ def reference_matmul(
     out_dtype: DTypeLike,
 ) -> Float[Array, "rows cols"]:
     """See `pallas_kernels.bf16_matmul.matmul`."""
-    out = wide_product(x, w)
+    if bias is None and activation is None and residual is None and x.dtype == out_dtype:
+        return product(x, w, out_dtype)
+    out = product(x, w, sum_dtype(x))
     if bias is not None:
         out = out + bias
     if activation is not None:
@@ -64,7 +71,7 @@ def reference_swiglu(
     x: Float[Array, "rows inner"], w_gate: Float[Array, "inner cols"], w_up: Float[Array, "inner cols"]
 ) -> Float[Array, "rows cols"]:
     """See `pallas_kernels.bf16_matmul.swiglu`."""
-    return (jax.nn.silu(wide_product(x, w_gate)) * wide_product(x, w_up)).astype(x.dtype)
+    return (jax.nn.silu(product(x, w_gate, sum_dtype(x))) * product(x, w_up, sum_dtype(x))).astype(x.dtype)
 
 
 def reference_grouped_matmul(
@@ -84,7 +91,7 @@ def reference_grouped_matmul(
         out: Float[Array, "rows cols"], group: tuple[Array, Array, Array]
     ) -> tuple[Float[Array, "rows cols"], None]:
         matrix, start, stop = group
-        return jnp.where((row >= start) & (row < stop), wide_product(x, matrix).astype(out.dtype), out), None
+        return jnp.where((row >= start) & (row < stop), product(x, matrix, x.dtype), out), None
 
     out, _ = jax.lax.scan(add, jnp.zeros((x.shape[0], w.shape[2]), x.dtype), (w, stops - group_sizes, stops))
     return out
@@ -117,7 +124,7 @@ def reference_qkv_rotary(
 ) -> tuple[Array, Array, Array]:
     """See `pallas_kernels.bf16_matmul.qkv_rotary`; rows and columns are not yet split."""
     all_heads = num_heads + 2 * num_kv_heads
-    heads = wide_product(x, w_qkv).reshape(x.shape[0], all_heads, -1)
+    heads = product(x, w_qkv, sum_dtype(x)).reshape(x.shape[0], all_heads, -1)
     query, key, value = jnp.split(heads, [num_heads, num_heads + num_kv_heads], axis=1)
     cosine, sine = (table[:, None] for table in turns(positions, heads.shape[-1], theta, sum_dtype(x)))
 

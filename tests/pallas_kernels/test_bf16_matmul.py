@@ -26,7 +26,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 """In the Frobenius norm, relative."""
 GOLDEN = REPOSITORY / "tests" / "golden" / "kernels" / "bf16_matmul.json"
 GPUS = ("a100_80gb", "h100_sxm", "h200")
-SHAPES = ((1, 1, 1), (16, 16, 32), (17, 40, 33), (35, 16, 65), (160, 33, 1))
+SHAPES = ((1, 1, 1), (16, 16, 32), (17, 40, 33), (35, 16, 65), (160, 33, 3))
 """Rows, inner, cols; blocks that are interpreted are 16 by 32, and bands 128 rows."""
 
 
@@ -79,7 +79,7 @@ def test_matmul_equals_float64(implementation, shape, dtype, activation, has_bia
 
 @pytest.mark.parametrize("implementation", ["pallas_interpreted", "reference"])
 @pytest.mark.parametrize(
-    ("dtype", "shape"), [("float32", (1, 1, 1)), ("float32", (17, 40, 33)), ("bfloat16", (160, 33, 1))]
+    ("dtype", "shape"), [("float32", (1, 1, 1)), ("float32", (17, 40, 33)), ("bfloat16", (160, 33, 3))]
 )
 def test_swiglu_equals_float64(implementation, dtype, shape):
     rows, inner, cols = shape
@@ -91,10 +91,10 @@ def test_swiglu_equals_float64(implementation, dtype, shape):
     assert relative_error(result, with_gradients(products.swiglu, arrays, cotangent)) < TOLERANCE[dtype]
 
 
-def qkv_inputs(dtype, rows=(2, 9), embed=24, heads=3, kv_heads=1, head_dim=32):
+def qkv_inputs(dtype, rows=(2, 9), embed=24, heads=3, kv_heads=1, head_dim=32, last_position=60):
     x = normal(0, (*rows, embed), dtype)
     w = (normal(1, (embed, (heads + 2 * kv_heads) * head_dim), dtype) / embed**0.5).astype(dtype)
-    positions = jnp.asarray(np.random.default_rng(2).integers(0, 3000, rows), jnp.int32)
+    positions = jnp.asarray(np.random.default_rng(2).integers(0, last_position + 1, rows), jnp.int32)
     sizes = [(*rows, count, head_dim) for count in (heads, kv_heads, kv_heads)]
     return x, w, positions, tuple(normal(3 + k, size, dtype) for k, size in enumerate(sizes))
 
@@ -117,14 +117,13 @@ def test_qkv_rotary_equals_float64(implementation, dtype, sizes):
         lambda x, w: qkv_rotary(x, w, positions, implementation=implementation, **options), (x, w), cotangents
     )
     definition = functools.partial(products.qkv_rotary, positions=positions, **options)
-    # Angles of up to 3000 are known to 1e-4 in float32.
-    tolerance = max(TOLERANCE[dtype], 1e-4)
-    assert relative_error(result, with_gradients(definition, (x, w), cotangents)) < tolerance
+    # In float32 the angles of large positions are themselves less exact: to 2e-4 at position 3000.
+    assert relative_error(result, with_gradients(definition, (x, w), cotangents)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("implementation", ["pallas_interpreted", "reference"])
 def test_rotary_is_that_of_the_models(implementation):
-    x, w, positions, _ = qkv_inputs("float32")
+    x, w, positions, _ = qkv_inputs("float32", last_position=100_000)
     query, key, value = qkv_rotary(
         x, w, positions, num_heads=3, num_kv_heads=1, theta=500.0, implementation=implementation
     )
