@@ -47,8 +47,13 @@ class Implementation[Case]:
     run: Callable[..., Any]
     reasons_against: Callable[[Case, Device], list[str]]
     """Why it cannot compute a case on a device; empty if it can."""
-    only_by_name: str | None = None
-    """Why `auto` never stands for it, if it does not."""
+    passed_over: Callable[[Case, Device], str | None] = lambda case, device: None
+    """Why `auto` does not stand for it, though it could compute the case; None if it may."""
+
+
+def only_by_name(reason: str) -> Callable[[Any, Device], str]:
+    """For what `auto` never stands for."""
+    return lambda case, device: reason
 
 
 def choose[Case](
@@ -61,7 +66,7 @@ def choose[Case](
     """
     if requested == "auto":
         for implementation in implementations:
-            if not implementation.only_by_name and not implementation.reasons_against(case, device):
+            if _why_not(implementation, case, device) is None:
                 return implementation
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals(implementations, case, device).items())
         raise ValueError(f"{op}: nothing here can compute {case} on {device}: {reasons}")
@@ -75,12 +80,11 @@ def choose[Case](
 
 
 def refusals[Case](implementations: Sequence[Implementation[Case]], case: Case, device: Device) -> dict[str, str]:
-    """Why each implementation that `auto` cannot take is not taken."""
-    reasons = {
-        implementation.name: "; ".join(
-            implementation.reasons_against(case, device)
-            or ([implementation.only_by_name] if implementation.only_by_name else [])
-        )
-        for implementation in implementations
-    }
-    return {name: reason for name, reason in reasons.items() if reason}
+    """Why `auto` does not take each implementation that it passes over."""
+    reasons = {implementation.name: _why_not(implementation, case, device) for implementation in implementations}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _why_not[Case](implementation: Implementation[Case], case: Case, device: Device) -> str | None:
+    against = implementation.reasons_against(case, device)
+    return "; ".join(against) if against else implementation.passed_over(case, device)

@@ -1,14 +1,11 @@
 """All that the kernels use of Pallas for Triton, which JAX means to drop; another way to Triton would begin here."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pallas_triton
-
-warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
 load = pallas_triton.load
 store = pallas_triton.store
@@ -19,14 +16,20 @@ def triton_call(
     name: str,
     *,
     grid: tuple[int, ...],
-    in_specs: Sequence[pl.BlockSpec],
-    out_specs: Sequence[pl.BlockSpec],
     out_shape: Sequence[jax.ShapeDtypeStruct],
+    in_specs: Any = pl.no_block_spec,
+    out_specs: Any = pl.no_block_spec,
     num_warps: int,
     num_stages: int,
     interpret: bool,
+    flops: int = 0,
 ) -> Callable[..., Any]:
-    """The kernel as a function of arrays; `interpret` runs it as plain JAX, on any device, slowly."""
+    """The kernel as a function of arrays.
+
+    Without specs each program gets whole arrays, to load from what it needs. `interpret` runs it as plain JAX, on any
+    device, slowly. `flops` is how many floating-point operations its matrix products take; it stands in the compiled
+    program, where nothing else tells.
+    """
     return pl.pallas_call(
         kernel,
         name=name,
@@ -36,4 +39,5 @@ def triton_call(
         out_shape=out_shape,
         compiler_params=pallas_triton.CompilerParams(num_warps=num_warps, num_stages=num_stages),
         interpret=interpret,
+        metadata={"flops": str(flops)},
     )

@@ -20,8 +20,10 @@ class AttentionConfig(Section):
         description="Key and value heads; fewer than num_heads is grouped-query attention.",
     )
     head_dim: int = Field(64, gt=0, lt=2**31, description="Width of one head.")
-    implementation: Literal["auto", "reference", "blocked"] = Field(
-        "auto", description="Which attention runs; all give the same numbers."
+    implementation: Literal["auto", "reference", "blocked", "pallas", "pallas_interpreted"] = Field(
+        "auto",
+        description="Which attention runs; all give the same numbers. pallas is a kernel for NVIDIA GPUs, "
+        "pallas_interpreted the same one on any device, slowly, for tests.",
     )
 
     @model_validator(mode="after")

@@ -5,14 +5,15 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from dseekjax.errors import UserError
 from dseekjax.models.operations import Attention
+from dseekjax.parallel.by_hand import Local, SegmentIds, attention_by_hand
 from dseekjax.parallel.config import MeshConfig
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.order import AXIS, is_zigzag, splits_rows
-from dseekjax.parallel.zigzag_attention import Local, SegmentIds, gathered_attention, ring_attention
+from dseekjax.parallel.zigzag_attention import gathered_attention, ring_attention
 
 
 def check_context(config: MeshConfig, layout: Layout, sequence_length: int, num_heads: int) -> None:
@@ -56,43 +57,7 @@ def context_attention(config: MeshConfig, layout: Layout, attention: Attention) 
         "all_gather": gathered_attention,
         "ring": ring_attention,
     }
-    local = ways[config.context_attention]
-    heads, kv_heads = layout.axes("heads"), layout.axes("kv_heads")
-    queries = layout.spec(("batch", "sequence", "heads", "head_dim"))
-    keys = layout.spec(("batch", "sequence", "kv_heads" if kv_heads == heads else "head_dim", "head_dim"))
-    tokens = layout.spec(("batch", "sequence"))
-
-    def attend(
-        query: Float[Array, "batch seq heads head_dim"],
-        key: Float[Array, "batch seq kv_heads head_dim"],
-        value: Float[Array, "batch seq kv_heads value_dim"],
-        *,
-        query_segment_ids: Int[Array, "batch seq"] | None = None,
-        key_segment_ids: Int[Array, "batch seq"] | None = None,
-        causal: bool = True,
-        scale: float | None = None,
-    ) -> Float[Array, "batch seq heads value_dim"]:
-        group = query.shape[2] // key.shape[2]
-        factor = query.shape[-1] ** -0.5 if scale is None else scale
-
-        def run(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: SegmentIds) -> jax.Array:
-            if kv_heads != heads:
-                first = jax.lax.axis_index(heads) * query.shape[2] if heads else 0
-                key, value = (_of_heads(x, first, query.shape[2], group) for x in (key, value))
-            return local(query, key, value, segment_ids, causal, factor)
-
-        ids = None if query_segment_ids is None else (query_segment_ids, key_segment_ids)
-        return layout.island(run, (queries, keys, keys, tokens), queries)(query, key, value, ids)
-
-    return attend
-
-
-def _of_heads(
-    x: Float[Array, "batch seq kv_heads dim"], first: jax.Array | int, count: int, group: int
-) -> Float[Array, "batch seq local_kv_heads dim"]:
-    """The keys or values that `count` query heads from `first` on use, `group` of them sharing each."""
-    together = math.gcd(count, group)
-    return jnp.take(x, (first + jnp.arange(0, count, together)) // group, axis=2)
+    return attention_by_hand(layout, ways[config.context_attention])
 
 
 def _all_to_all(

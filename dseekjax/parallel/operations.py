@@ -7,6 +7,7 @@ import jax
 
 from dseekjax.errors import UserError
 from dseekjax.models.operations import Attention, Dense, Operations, Product, local_operations
+from dseekjax.parallel.by_hand import attention_by_hand, whole_rows
 from dseekjax.parallel.config import MeshConfig
 from dseekjax.parallel.context import context_attention
 from dseekjax.parallel.layout import Layout
@@ -16,8 +17,17 @@ from dseekjax.parallel.transport import AtOnce, RoundARing, Transport, WholeSequ
 from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup
 
 
-def build_operations(config: MeshConfig, layout: Layout, attention: Attention, dense: Dense) -> Operations:
+def build_operations(
+    config: MeshConfig, layout: Layout, attention: Attention, dense: Dense, *, splits_attention: bool = True
+) -> Operations:
     """What a model on `layout` asks for, given how attention and matrix products run on one device.
+
+    Args:
+        config: how the mesh is used.
+        layout: where logical axes lie.
+        attention: as `Operations` has it.
+        dense: likewise.
+        splits_attention: whether XLA can split `attention` over devices; kernels it would run whole on each.
 
     Raises:
         UserError: `mesh.rules` place something where nothing here can deal with it.
@@ -30,6 +40,8 @@ def build_operations(config: MeshConfig, layout: Layout, attention: Attention, d
             embed_lookup=functools.partial(sharded_lookup, layout),
             cross_entropy=functools.partial(sharded_cross_entropy, layout, dense),
         )
+    if layout.split_axes and not splits_attention:
+        operations = dataclasses.replace(operations, attention=attention_by_hand(layout, whole_rows(attention)))
     if splits_rows(layout):
         operations = dataclasses.replace(operations, attention=context_attention(config, layout, attention))
     if layout.sizes["tensor"] > 1:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from dseekjax.parallel.by_hand import Local, SegmentIds
 from dseekjax.parallel.order import AXIS, Index, half_chunks, places
 from dseekjax.parallel.placement import pass_on
 from pallas_kernels.attention import (
@@ -26,10 +27,6 @@ from pallas_kernels.attention import (
 
 Pair = tuple[Index, Index]
 """Which half-chunk of the queries at hand, and which of the keys at hand."""
-SegmentIds = tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]] | None
-"""Of the queries and of the keys."""
-Local = Callable[..., Float[Array, "batch seq heads value_dim"]]
-"""`(query, key, value, segment_ids, causal, scale) -> attended`, all of it one device's part."""
 
 
 class _Block(NamedTuple):

@@ -38,6 +38,8 @@ def _of_equation(equation: JaxprEqn) -> float:
             kernel = _shape(equation.invars[1])
             features = kernel[params["dimension_numbers"].rhs_spec[0]]
             return _product(equation, kernel) / features
+        case "pallas_call" if "flops" in (params["metadata"] or {}):
+            return float(params["metadata"]["flops"])
         case "cond":
             return max(_count(branch) for branch in params["branches"])
     return _repeats(equation) * sum(_count(inner) for inner in _inner(params))

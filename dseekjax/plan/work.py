@@ -1,6 +1,7 @@
 """What an instruction computes: matrix products and the kernel that runs them."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ LIBRARY_KERNELS = {
     "__cublas$lt$matmul$f8": "cublasLt fp8 matmul",
     "__cublas$lt$groupedMatmul": "cublasLt grouped matmul",
 }
+TRITON_CALL = "__gpu$xla.gpu.triton"
 FUSION_KERNELS = {
     "__triton_gemm": "triton gemm fusion",
     "__triton_nested_gemm_fusion": "triton gemm fusion",
@@ -53,6 +55,8 @@ class Work:
                 return f"{instruction.opcode} outside of any library"
             case "custom-call":
                 target = (instruction.attribute("custom_call_target") or "").strip('"')
+                if target == TRITON_CALL:
+                    return f"triton kernel {_triton_name(instruction)}"
                 if target.startswith("__cudnn$fmha"):
                     return "cudnn attention backward" if target.endswith("Backward") else "cudnn attention forward"
                 return LIBRARY_KERNELS.get(target, f"custom call {target}")
@@ -103,7 +107,16 @@ def _library_call(computation: Computation, instruction: Instruction) -> Flops:
         products = 5 if "Backward" in target else 2
         flops = products * 2 * scores * query.dimensions[-1]
         return Counter({query.dtype: flops // (2 if "CAUSAL" in attention.get("mask_type", "") else 1)})
+    if TRITON_CALL in target:
+        # JSON in a string of MLIR, which writes a quote as \22, in HLO, which writes a backslash twice.
+        noted = re.search(r"flops\\*22: \\*22(\d+)\\", instruction.attributes)
+        return Counter({computation.operand(instruction, 0).arrays[0].dtype: int(noted[1]) if noted else 0})
     return Counter()
+
+
+def _triton_name(instruction: Instruction) -> str:
+    named = re.search(r'\bname = \\?"(\w+)', instruction.attributes)
+    return named[1] if named else "without a name"
 
 
 def _numbers(attribute: str | None) -> list[int]:

@@ -37,6 +37,7 @@ from dseekjax.parallel.sharding import (
     without,
 )
 from dseekjax.precision.policy import cast_parameters
+from dseekjax.training.attention import SPLIT_BY_XLA, attention_name
 from dseekjax.training.forward import Forward, Sums
 from dseekjax.training.layers import build_layer_loop, unrolls_layers
 from dseekjax.training.state import TrainState
@@ -61,6 +62,8 @@ class Program:
     """What XLA is told when it compiles the steps."""
     unrolls_layers: bool
     """Whether layers are compiled one by one, which is what `model.scan_layers` came to."""
+    attention: str
+    """What `model.attention.implementation` came to."""
     init: Callable[[], TrainState]
     """A new state from `run.seed`; the same on every mesh, to rounding."""
     train_step: jax.stages.Wrapped
@@ -90,8 +93,14 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
     layout = Layout(inner_rules, dict(mesh.shape))
     check_context(config.mesh, layout, config.data.sequence_length, config.model.attention.num_heads)
     _check_batch(config, rules, mesh)
-    attend = functools.partial(attention, implementation=config.model.attention.implementation)
-    operations = build_operations(config.mesh, layout, attend, contract)
+    attends_with = attention_name(config, layout, devices)
+    operations = build_operations(
+        config.mesh,
+        layout,
+        functools.partial(attention, implementation=attends_with),
+        contract,
+        splits_attention=attends_with in SPLIT_BY_XLA,
+    )
 
     def new_model(key: jax.Array) -> Decoder:
         return Decoder(config.model, operations, nnx.Rngs(params=key))
@@ -155,6 +164,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         batch_shape=batch_shape,
         compiler_options=options,
         unrolls_layers=unrolled,
+        attention=attends_with,
         init=jax.jit(init, out_shardings=state_shardings, compiler_options=QUICK_COMPILE),
         train_step=jax.jit(
             step.train,

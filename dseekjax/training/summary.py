@@ -11,7 +11,6 @@ from dseekjax.parallel.mesh import AnyMesh
 from dseekjax.parallel.sharding import bytes_per_device
 from dseekjax.platform import compute_threads
 from dseekjax.training.program import Program
-from pallas_kernels.attention import choose_implementation
 
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -24,12 +23,9 @@ def summarise(program: Program) -> str:
     state = bytes_per_device(program.state_shape)
     params = bytes_per_device(program.state_shape.params)
     axes = " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items() if size > 1) or "one device"
-    attention: str = config.model.attention.implementation
-    if attention == "auto":
-        attention = choose_implementation(query_length=length, causal=True)
     lines = {
         "model": f"{config.model.kind}, {config.model.num_layers} layers of width {config.model.embed_dim}, "
-        f"{attention} attention",
+        f"{program.attention} attention",
         "parameters": f"{parameter_count(config.model):,}",
         "FLOPs per token": f"{flops:.3g} forward and backward, {flops * length * batch:.3g} per step",
         "batch": f"{batch} sequences of {length} tokens in {config.train.num_microbatches} microbatch(es), "

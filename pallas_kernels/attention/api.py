@@ -1,29 +1,16 @@
-"""The public attention function and the rule by which `auto` picks an implementation."""
+"""The public attention functions."""
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.attention.blocked import BLOCK_SIZE, blocked_attention
-from pallas_kernels.attention.reference import reference_attention
+from pallas_kernels.attention.implementations import IMPLEMENTATIONS, WITH_LOG_SUM_EXP, AttentionCase
+from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.dispatch import Device, choose, device_at_hand
 
-Implementation = Literal["auto", "reference", "blocked"]
-
-IMPLEMENTATIONS: dict[str, Callable[..., jax.Array]] = {
-    "reference": reference_attention,
-    "blocked": blocked_attention,
-}
-
-
-def choose_implementation(*, query_length: int, causal: bool) -> str:
-    """Names the implementation that `auto` stands for.
-
-    Both compute the same numbers on every device. `blocked` skips the key blocks that causality hides and
-    never holds a whole score matrix, which pays as soon as there is more than one block.
-    """
-    return "blocked" if causal and query_length > BLOCK_SIZE else "reference"
+ImplementationName = Literal["auto", "reference", "blocked", "cudnn", "pallas", "pallas_interpreted"]
 
 
 def attention(
@@ -34,46 +21,116 @@ def attention(
     query_segment_ids: Int[Array, "batch query_length"] | None = None,
     key_segment_ids: Int[Array, "batch key_length"] | None = None,
     causal: bool = True,
+    window: int | None = None,
     scale: float | None = None,
-    implementation: Implementation = "auto",
+    softcap: float | None = None,
+    implementation: ImplementationName = "auto",
 ) -> Float[Array, "batch query_length heads value_dim"]:
     """Softmax attention with float32 scores (Vaswani et al. 2017, arXiv:1706.03762).
 
     Args:
         query: queries; `heads` must be a multiple of `kv_heads` (grouped-query attention, arXiv:2305.13245).
         key: keys.
-        value: values.
+        value: values; their heads may have another size (multi-head latent attention, arXiv:2405.04434).
         query_segment_ids: document number of each query; a query sees only keys of its own document.
         key_segment_ids: document number of each key; given together with `query_segment_ids`.
         causal: query `i` sees keys up to `i`; needs equal query and key lengths.
+        window: a query sees keys less than this far away, itself at 0 (sliding window, arXiv:2004.05150).
         scale: factor on the scores; `head_dim ** -0.5` when not given.
-        implementation: `auto`, or one of `IMPLEMENTATIONS`.
+        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2, arXiv:2408.00118).
+        implementation: one by name, or `auto` for the first of `IMPLEMENTATIONS` that takes these arguments on the
+            device at hand. All compute the same numbers, to the rounding of `value`'s dtype.
 
     Returns:
         The attended values, in the dtype of `value`. A query that may see no key gets zeros.
 
     Raises:
-        ValueError: shapes that do not fit together, or an implementation that does not exist.
+        ValueError: arguments that do not fit together, or an implementation that does not exist or cannot run here.
     """
-    heads, kv_heads = query.shape[2], key.shape[2]
+    case, spec = describe(query, key, value, query_segment_ids, key_segment_ids, causal, window, scale, softcap)
+    chosen = choose("attention", IMPLEMENTATIONS, implementation, case, device_at_hand())
+    out: jax.Array = chosen.run(query, key, value, _pair(query_segment_ids, key_segment_ids), spec)
+    return out
+
+
+def attention_with_log_sum_exp(
+    query: Float[Array, "batch query_length heads head_dim"],
+    key: Float[Array, "batch key_length kv_heads head_dim"],
+    value: Float[Array, "batch key_length kv_heads value_dim"],
+    *,
+    query_segment_ids: Int[Array, "batch query_length"] | None = None,
+    key_segment_ids: Int[Array, "batch key_length"] | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    implementation: Literal["auto", "reference", "pallas", "pallas_interpreted"] = "auto",
+) -> tuple[Float[Array, "batch query_length heads value_dim"], Float[Array, "batch query_length heads"]]:
+    """Attention, and the logarithm of the sum of the exponentials of each query's scores, both differentiable.
+
+    Attention over all keys is put together from that over parts of them by these logarithms (Rabe and Staats 2021,
+    arXiv:2112.05682).
+
+    Returns:
+        What `attention` gives for these arguments, and the logarithms in float32; -inf for a query that sees no key.
+
+    Raises:
+        ValueError: as `attention` does.
+    """
+    case, spec = describe(query, key, value, query_segment_ids, key_segment_ids, causal, window, scale, softcap)
+    chosen = choose("attention_with_log_sum_exp", WITH_LOG_SUM_EXP, implementation, case, device_at_hand())
+    out, log_sum_exp = chosen.run(query, key, value, _pair(query_segment_ids, key_segment_ids), spec)
+    return out, log_sum_exp
+
+
+def choose_implementation(case: AttentionCase, device: Device, implementation: str = "auto") -> ImplementationName:
+    """Names what `implementation` stands for.
+
+    Raises:
+        ValueError: it does not exist or cannot compute this case on this device.
+    """
+    return cast(ImplementationName, choose("attention", IMPLEMENTATIONS, implementation, case, device).name)
+
+
+def describe(
+    query: jax.Array | jax.ShapeDtypeStruct,
+    key: jax.Array | jax.ShapeDtypeStruct,
+    value: jax.Array | jax.ShapeDtypeStruct,
+    query_segment_ids: jax.Array | None = None,
+    key_segment_ids: jax.Array | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> tuple[AttentionCase, AttentionSpec]:
+    """What `attention` is asked for, as data.
+
+    Raises:
+        ValueError: arguments that do not fit together.
+    """
+    (batch, query_length, heads, head_dim), (_, key_length, kv_heads, _) = query.shape, key.shape
+    if (key.shape[0], key.shape[3]) != (batch, head_dim) or value.shape[:3] != key.shape[:3]:
+        raise ValueError(
+            f"attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit together; batch must "
+            "be the same in all, head_dim in query and key, key_length and kv_heads in key and value"
+        )
     if heads % kv_heads:
         raise ValueError(f"attention: {heads} query heads are no multiple of {kv_heads} key/value heads")
-    if causal and query.shape[1] != key.shape[1]:
-        raise ValueError(f"attention: causal needs as many queries as keys, got {query.shape[1]}, {key.shape[1]}")
+    if causal and query_length != key_length:
+        raise ValueError(f"attention: causal needs as many queries as keys, got {query_length}, {key_length}")
     if (query_segment_ids is None) != (key_segment_ids is None):
         raise ValueError("attention: give query_segment_ids and key_segment_ids together, or neither")
-    if implementation == "auto":
-        name = choose_implementation(query_length=query.shape[1], causal=causal)
-    elif implementation in IMPLEMENTATIONS:
-        name = implementation
-    else:
-        raise ValueError(f"attention: no implementation {implementation!r}; there are {sorted(IMPLEMENTATIONS)}")
-    return IMPLEMENTATIONS[name](
-        query,
-        key,
-        value,
-        query_segment_ids=query_segment_ids,
-        key_segment_ids=key_segment_ids,
-        causal=causal,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+    if window is not None and window < 1:
+        raise ValueError(f"attention: window {window} hides every key; make it 1 or more, or None for no window")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"attention: softcap {softcap} must be positive, or None for none")
+    spec = AttentionSpec(causal, window, head_dim**-0.5 if scale is None else scale, softcap)
+    dtype = jnp.result_type(query.dtype, key.dtype, value.dtype).name
+    case = AttentionCase(
+        dtype, query_length, key_length, head_dim, value.shape[-1], query_segment_ids is not None, spec
     )
+    return case, spec
+
+
+def _pair(queries: jax.Array | None, keys: jax.Array | None) -> tuple[jax.Array, jax.Array] | None:
+    return None if queries is None or keys is None else (queries, keys)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention.reference import visible
+from pallas_kernels.attention.spec import AttentionSpec, visible
 
 BLOCK_SIZE = 512
 """Scores exist for no more queries than this at a time."""
@@ -182,8 +182,11 @@ def _scores(
 
 
 def _mask(queries: Queries, keys: Keys, causal: bool) -> Bool[Array, "#batch 1 1 queries keys"]:
-    mask = visible(queries.positions, keys.positions, queries.segment_ids, keys.segment_ids, causal)
-    return mask[:, None, None]
+    spec = AttentionSpec(causal=causal, window=None, scale=1.0, softcap=None)
+    ids = None
+    if queries.segment_ids is not None and keys.segment_ids is not None:
+        ids = queries.segment_ids, keys.segment_ids
+    return visible(spec, queries.positions, keys.positions, ids)[:, None, None]
 
 
 def _per_query(x: Float[Array, "batch kv_heads group queries"]) -> Float[Array, "batch queries heads"]:

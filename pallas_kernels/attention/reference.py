@@ -4,23 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
-
-def visible(
-    query_positions: Int[Array, "query_length"],
-    key_positions: Int[Array, "key_length"],
-    query_segment_ids: Int[Array, "batch query_length"] | None,
-    key_segment_ids: Int[Array, "batch key_length"] | None,
-    causal: bool,
-) -> Bool[Array, "#batch query_length key_length"]:
-    """Which key each query may see."""
-    mask = jnp.ones((1, query_positions.size, key_positions.size), bool)
-    if causal:
-        mask = mask & (query_positions[:, None] >= key_positions[None, :])
-    if query_segment_ids is not None and key_segment_ids is not None:
-        mask = mask & (query_segment_ids[:, :, None] == key_segment_ids[:, None, :])
-    return mask
+from pallas_kernels.attention.spec import AttentionSpec, SegmentIds, visible
 
 
 @jax.custom_jvp
@@ -47,28 +33,56 @@ def masked_attention(
     key: Float[Array, "batch key_length kv_heads head_dim"],
     value: Float[Array, "batch key_length kv_heads value_dim"],
     mask: Bool[Array, "#batch query_length key_length"],
-    scale: float,
+    spec: AttentionSpec,
 ) -> Float[Array, "batch query_length heads value_dim"]:
     """Attends under an explicit mask; a query that sees no key gets zeros, and zero gradients."""
+    weights = masked_softmax(_scores(query, key, spec), mask[:, None, None])
+    out = jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(value.dtype), value)
+    return out.reshape(*query.shape[:3], value.shape[-1])
+
+
+def _scores(
+    query: Float[Array, "batch query_length heads head_dim"],
+    key: Float[Array, "batch key_length kv_heads head_dim"],
+    spec: AttentionSpec,
+) -> Float[Array, "batch kv_heads group query_length key_length"]:
+    """In float32, or in float64 if the inputs are."""
     batch, query_length, heads, head_dim = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, query_length, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, key, preferred_element_type=jnp.float32) * scale
-    weights = masked_softmax(scores, mask[:, None, None])
-    out = jnp.einsum("bhgqk,bkhd->bqhgd", weights.astype(value.dtype), value)
-    return out.reshape(batch, query_length, heads, value.shape[-1])
+    dtype = jnp.promote_types(query.dtype, jnp.float32)
+    scores = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, key, preferred_element_type=dtype) * spec.scale
+    return scores if spec.softcap is None else spec.softcap * jnp.tanh(scores / spec.softcap)
+
+
+def _mask(query: Array, key: Array, segment_ids: SegmentIds, spec: AttentionSpec) -> Bool[Array, "#batch queries keys"]:
+    return visible(spec, jnp.arange(query.shape[1]), jnp.arange(key.shape[1]), segment_ids)
 
 
 def reference_attention(
     query: Float[Array, "batch query_length heads head_dim"],
     key: Float[Array, "batch key_length kv_heads head_dim"],
     value: Float[Array, "batch key_length kv_heads value_dim"],
-    *,
-    query_segment_ids: Int[Array, "batch query_length"] | None,
-    key_segment_ids: Int[Array, "batch key_length"] | None,
-    causal: bool,
-    scale: float,
+    segment_ids: SegmentIds,
+    spec: AttentionSpec,
 ) -> Float[Array, "batch query_length heads value_dim"]:
     """See `pallas_kernels.attention.attention`."""
-    mask = visible(jnp.arange(query.shape[1]), jnp.arange(key.shape[1]), query_segment_ids, key_segment_ids, causal)
-    return masked_attention(query, key, value, mask, scale)
+    return masked_attention(query, key, value, _mask(query, key, segment_ids, spec), spec)
+
+
+def reference_with_log_sum_exp(
+    query: Float[Array, "batch query_length heads head_dim"],
+    key: Float[Array, "batch key_length kv_heads head_dim"],
+    value: Float[Array, "batch key_length kv_heads value_dim"],
+    segment_ids: SegmentIds,
+    spec: AttentionSpec,
+) -> tuple[Float[Array, "batch query_length heads value_dim"], Float[Array, "batch query_length heads"]]:
+    """See `pallas_kernels.attention.attention_with_log_sum_exp`."""
+    mask = _mask(query, key, segment_ids, spec)[:, None, None]
+    scores = _scores(query, key, spec)
+    sees = mask.any(-1)
+    # Where nothing is seen, the sum is over all and thrown away: -inf alone would have NaN for its gradient.
+    among = jnp.where(mask | ~sees[..., None], scores, -jnp.inf)
+    log_sum_exp = jnp.where(sees, jax.nn.logsumexp(among, -1), -jnp.inf)
+    by_query = jnp.moveaxis(log_sum_exp, 3, 1).reshape(query.shape[:3])
+    return reference_attention(query, key, value, segment_ids, spec), by_query

@@ -1,6 +1,7 @@
 """Products of 16-bit matrices with fused epilogues, dense and grouped, and the projection to heads with rotary."""
 
 from pallas_kernels.bf16_matmul.api import (
+    EXAMPLES,
     GROUPS_THAT_PAY,
     IMPLEMENTATIONS,
     MatmulCase,
@@ -11,6 +12,7 @@ from pallas_kernels.bf16_matmul.api import (
 )
 
 __all__ = [
+    "EXAMPLES",
     "GROUPS_THAT_PAY",
     "IMPLEMENTATIONS",
     "MatmulCase",

@@ -21,7 +21,7 @@ from pallas_kernels.bf16_matmul.reference import (
     reference_swiglu,
 )
 from pallas_kernels.bf16_matmul.rotary import pallas_qkv_rotary
-from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand
+from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand, only_by_name
 
 type Name = Literal["auto", "reference", "pallas", "pallas_interpreted"]
 
@@ -39,6 +39,12 @@ class MatmulCase:
     """Rows, inner, cols."""
     groups: int = 1
     head_dim: int | None = None
+
+    def __str__(self) -> str:
+        words = [f"{self.dtype} of {' x '.join(map(str, self.shape))}"]
+        words += [f"{self.groups} groups"] * (self.groups > 1)
+        words += [f"heads of {self.head_dim}"] * (self.head_dim is not None)
+        return ", ".join(words)
 
 
 def _cannot_interpret(case: MatmulCase, device: Device) -> list[str]:
@@ -66,7 +72,9 @@ def _cannot_compile(case: MatmulCase, device: Device) -> list[str]:
 
 
 def _implementations(
-    reference: Callable[..., Any], pallas: Callable[..., Any], only_by_name: str | None
+    reference: Callable[..., Any],
+    pallas: Callable[..., Any],
+    passed_over: Callable[[MatmulCase, Device], str | None],
 ) -> tuple[Implementation[MatmulCase], ...]:
     def compiled(*arguments: Any, **options: Any) -> Any:
         gpu = device_at_hand().gpu
@@ -74,26 +82,38 @@ def _implementations(
         return pallas(gpu.name, *arguments, **options)
 
     return (
-        Implementation("pallas", compiled, _cannot_compile, only_by_name=only_by_name),
+        Implementation("pallas", compiled, _cannot_compile, passed_over),
         Implementation("reference", reference, lambda case, device: []),
         Implementation(
             "pallas_interpreted",
             functools.partial(pallas, None),
             _cannot_interpret,
-            only_by_name="interprets kernels, for tests",
+            passed_over=only_by_name("interprets kernels, for tests"),
         ),
     )
 
 
-_UNMEASURED = "XLA has products of its own, and no measurement says that this kernel is faster"
+def _few_groups(case: MatmulCase, device: Device) -> str | None:
+    return f"{case.groups} groups are too few for it to pay" if case.groups < GROUPS_THAT_PAY else None
+
+
+_UNMEASURED = only_by_name("XLA has products of its own, and no measurement says that this kernel is faster")
 
 IMPLEMENTATIONS = {
     "matmul": _implementations(reference_matmul, pallas_matmul, _UNMEASURED),
     "swiglu": _implementations(reference_swiglu, pallas_swiglu, _UNMEASURED),
-    "grouped_matmul": _implementations(reference_grouped_matmul, pallas_grouped_matmul, None),
+    "grouped_matmul": _implementations(reference_grouped_matmul, pallas_grouped_matmul, _few_groups),
     "qkv_rotary": _implementations(reference_qkv_rotary, pallas_qkv_rotary, _UNMEASURED),
 }
 """Of each op, in order of preference."""
+
+EXAMPLES = (
+    MatmulCase("matmul", "bfloat16", (8192, 4096, 8192)),
+    MatmulCase("swiglu", "bfloat16", (8192, 4096, 8192)),
+    MatmulCase("grouped_matmul", "bfloat16", (8192, 4096, 2048), groups=32),
+    MatmulCase("qkv_rotary", "bfloat16", (8192, 4096, 6144), head_dim=128),
+)
+"""Cases by which the choice is shown."""
 
 
 def matmul(
@@ -197,8 +217,6 @@ def grouped_matmul(
     if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
         raise ValueError(f"grouped_matmul: group_sizes are {group_sizes.dtype}; they must be integers")
     case = MatmulCase("grouped_matmul", x.dtype.name, (*x.shape, w.shape[2]), groups=w.shape[0])
-    if implementation == "auto" and case.groups < GROUPS_THAT_PAY:
-        implementation = "reference"
     out: jax.Array = _chosen(case, implementation)(x, w, group_sizes)
     return out
 

@@ -1,11 +1,10 @@
 """The sizes of the blocks that a kernel works on: a table per kind of GPU, read by signature."""
 
 import dataclasses
-import functools
-import json
 from dataclasses import dataclass
 
-from pallas_kernels.gpus import FOLDER, load_gpu
+from pallas_kernels.gpus import load_gpu
+from pallas_kernels.tuned import tuned_entries
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,6 @@ def find_head_blocks(gpu: str | None, head_dim: int) -> Blocks:
     return _table(gpu)[f"qkv_rotary 16_bit head_dim_{head_dim}"]
 
 
-@functools.cache
 def _table(gpu: str) -> dict[str, Blocks]:
-    path = FOLDER / gpu / "bf16_matmul.json"
-    if not path.exists():
-        return {}
-    entries = json.loads(path.read_text("utf-8"))["entries"]
+    entries = tuned_entries(load_gpu(gpu), "bf16_matmul")
     return {signature: Blocks(**entry["blocks"]) for signature, entry in entries.items()}

@@ -1,6 +1,6 @@
 """Matrix products of 8-bit floats with a scale per tile or block: the recipe of DeepSeek-V3 (arXiv:2412.19437)."""
 
-from pallas_kernels.fp8_matmul.api import IMPLEMENTATIONS, Fp8MatmulCase, choose_implementation, fp8_matmul
+from pallas_kernels.fp8_matmul.api import EXAMPLES, IMPLEMENTATIONS, Fp8MatmulCase, choose_implementation, fp8_matmul
 from pallas_kernels.fp8_matmul.dense import fp8_dense
 from pallas_kernels.fp8_matmul.quantize import (
     BLOCK_SIZE,
@@ -13,6 +13,7 @@ from pallas_kernels.fp8_matmul.quantize import (
 
 __all__ = [
     "BLOCK_SIZE",
+    "EXAMPLES",
     "IMPLEMENTATIONS",
     "Fp8MatmulCase",
     "Quantized",

@@ -31,6 +31,10 @@ class Fp8MatmulCase:
     w_dtype: str
     out_dtype: str
 
+    def __str__(self) -> str:
+        product = f"{self.x_dtype} [{self.rows}, {self.contraction}] x {self.w_dtype} [{self.columns}]"
+        return f"{product} to {self.out_dtype}"
+
 
 def _against_mosaic(case: Fp8MatmulCase, device: Device) -> list[str]:
     reasons = _against_its_results(case)
@@ -68,9 +72,13 @@ IMPLEMENTATIONS: tuple[dispatch.Implementation[Fp8MatmulCase], ...] = (
         "mosaic_interpreted",
         partial(mosaic_matmul, interpret=True),
         _against_interpreting,
-        only_by_name="interprets kernels, for tests",
+        passed_over=dispatch.only_by_name("interprets kernels, for tests"),
     ),
 )
+
+
+EXAMPLES = (Fp8MatmulCase(4096, 7168, 2048, "float8_e4m3fn", "float8_e4m3fn", "bfloat16"),)
+"""Cases by which the choice is shown."""
 
 
 def choose_implementation(

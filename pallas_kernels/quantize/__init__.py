@@ -6,6 +6,7 @@ their results vary. What they give is a pytree of what is sent, which collective
 """
 
 from pallas_kernels.quantize.api import (
+    EXAMPLES,
     IMPLEMENTATIONS,
     QuantizeCase,
     compress_signs,
@@ -26,6 +27,7 @@ from pallas_kernels.quantize.formats import Int8Blocks, Masked, Signs, Sparse, T
 from pallas_kernels.quantize.measures import entropy, sampled_threshold
 
 __all__ = [
+    "EXAMPLES",
     "IMPLEMENTATIONS",
     "Int8Blocks",
     "Masked",

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand
+from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand, only_by_name
 from pallas_kernels.quantize import checks, kernels, reference
 from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse, TwoOfFour
 
@@ -23,6 +23,10 @@ class QuantizeCase:
     dtype: str
     block_size: int | None = None
     """Consecutive elements with one scale; None where there are no such blocks."""
+
+    def __str__(self) -> str:
+        blocks = "" if self.block_size is None else f" in blocks of {self.block_size}"
+        return f"{self.elements} elements of {self.dtype}{blocks}"
 
 
 def _block_reasons(case: QuantizeCase) -> list[str]:
@@ -45,7 +49,7 @@ def _implementations(kernel: Any, plain: Any) -> tuple[Implementation[QuantizeCa
             "pallas_interpreted",
             functools.partial(kernel, interpret=True),
             lambda case, device: _block_reasons(case),
-            only_by_name="interprets kernels, for tests",
+            passed_over=only_by_name("interprets kernels, for tests"),
         ),
     )
 
@@ -57,6 +61,10 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation[QuantizeCase], ...]] = {
     "prune_two_of_four": _implementations(kernels.pallas_prune_two_of_four, reference.reference_prune_two_of_four),
 }
 """By function. All of one function's give the same bits, but where a sum of a gradient and a residual is subnormal."""
+
+
+EXAMPLES = (QuantizeCase(1 << 27, "float32", 256),)
+"""Cases by which the choice is shown."""
 
 
 def quantize_int8(

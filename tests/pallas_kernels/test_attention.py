@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.attention import attention, blocked, choose_implementation
+from pallas_kernels.attention import AttentionCase, AttentionSpec, attention, blocked, choose_implementation
+from pallas_kernels.dispatch import Device
+from pallas_kernels.gpus import load_gpu
 from tests.references.attention import attention as exact
 
 
@@ -15,7 +17,9 @@ def cases(draw):
     heads = kv_heads * draw(st.integers(1, 3))
     length = draw(st.integers(1, 9))
     seed = draw(st.integers(0, 1 << 16))
-    return (draw(st.integers(1, 2)), length, heads, kv_heads, seed, draw(st.booleans()), draw(st.booleans()))
+    masks = {"causal": draw(st.booleans()), "window": draw(st.sampled_from((None, None, 1, 3)))}
+    masks["softcap"] = draw(st.sampled_from((None, None, 2.0)))
+    return (draw(st.integers(1, 2)), length, heads, kv_heads, seed, masks, draw(st.booleans()))
 
 
 def inputs(batch, length, heads, kv_heads, seed, size=4):
@@ -28,34 +32,14 @@ def inputs(batch, length, heads, kv_heads, seed, size=4):
 @pytest.mark.parametrize("implementation", ["reference", "blocked"])
 @given(cases())
 def test_equals_float64(implementation, case):
-    batch, length, heads, kv_heads, seed, causal, packed = case
+    batch, length, heads, kv_heads, seed, masks, packed = case
     q, k, v, segments = inputs(batch, length, heads, kv_heads, seed)
-    masks = {"query_segment_ids": segments, "key_segment_ids": segments} if packed else {}
+    ids = (segments, segments) if packed else (None, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocked, "BLOCK_SIZE", 4)
-        out = attention(q, k, v, causal=causal, implementation=implementation, **masks)
-    np.testing.assert_allclose(out, exact(q, k, v, *masks.values(), causal=causal), rtol=1e-5, atol=1e-5)
-
-
-@given(cases())
-def test_reference_has_the_gradient_of_the_definition(case):
-    batch, length, heads, kv_heads, seed, causal, packed = case
-    *arrays, segments = inputs(batch, length, heads, kv_heads, seed)
-    masks = {"query_segment_ids": segments, "key_segment_ids": segments} if packed else {}
-    mask = jnp.tri(length, dtype=bool) | (not causal)
-    mask = mask & ((segments[:, :, None] == segments[:, None]) | (not packed))
-
-    def definition(query, key, value):
-        key, value = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (key, value))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / 2
-        scores = jnp.where(mask[:, None], scores, -1e30)
-        return jnp.sin(jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)).sum()
-
-    def found(query, key, value):
-        return jnp.sin(attention(query, key, value, causal=causal, implementation="reference", **masks)).sum()
-
-    for a, b in zip(*(jax.grad(loss, (0, 1, 2))(*arrays) for loss in (definition, found)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        names = dict(zip(("query_segment_ids", "key_segment_ids"), ids, strict=True))
+        out = attention(q, k, v, implementation=implementation, **masks, **names)
+    np.testing.assert_allclose(out, exact(q, k, v, *ids, **masks), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 13])
@@ -86,18 +70,55 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(implementati
     assert (jax.grad(total)(q) == 0.0).all()
 
 
-def test_auto_blocks_only_long_causal_sequences():
-    assert choose_implementation(query_length=128, causal=True) == "reference"
-    assert choose_implementation(query_length=8192, causal=True) == "blocked"
-    assert choose_implementation(query_length=8192, causal=False) == "reference"
+def chosen(platform="cpu", gpu=None, implementation="auto", **changes):
+    case = {"dtype": "bfloat16", "length": 8192, "causal": True, "segmented": True, "window": None, "softcap": None}
+    case = {**case, "head_dim": 128, "value_dim": 128, **changes}
+    spec = AttentionSpec(case["causal"], case["window"], 1.0, case["softcap"])
+    length, sizes = case["length"], (case["head_dim"], case["value_dim"])
+    described = AttentionCase(case["dtype"], length, length, *sizes, case["segmented"], spec)
+    return choose_implementation(described, Device(platform, gpu and load_gpu(gpu)), implementation)
+
+
+def test_auto_on_cpu_blocks_only_long_sequences_of_which_part_is_hidden():
+    assert chosen(length=128) == "reference"
+    assert chosen() == "blocked"
+    assert chosen(causal=False, window=9) == "blocked"
+    assert chosen(causal=False) == "reference"
+
+
+@pytest.mark.parametrize("gpu", ["a100_80gb", "h100_sxm"])
+def test_auto_on_gpus_takes_cudnn_and_else_the_kernel(gpu):
+    assert chosen("gpu", gpu, segmented=False) == "cudnn"
+    assert chosen("gpu", gpu, segmented=False, window=512) == "cudnn"
+    assert chosen("gpu", gpu) == "pallas"
+    assert chosen("gpu", gpu, segmented=False, softcap=3.0) == "pallas"
+    assert chosen("gpu", gpu, segmented=False, head_dim=192) == "pallas"
+    assert chosen("gpu", gpu, dtype="float32") == "blocked"
+    assert chosen("gpu", gpu, head_dim=512, length=64) == "reference"
+    assert chosen("gpu") == "blocked", "a GPU that is not known"
+
+
+def test_an_explicit_choice_that_cannot_run_says_all_reasons():
+    with pytest.raises(ValueError, match=r"cudnn cannot run on cpu: needs an NVIDIA GPU.*32; takes no segment ids"):
+        chosen(implementation="cudnn", dtype="float32")
+    with pytest.raises(ValueError, match="pallas cannot run on cpu: needs an NVIDIA GPU that"):
+        chosen(implementation="pallas")
+    with pytest.raises(ValueError, match="no implementation 'flash'; there are auto, cudnn, pallas, blocked"):
+        chosen(implementation="flash")
 
 
 def test_what_cannot_run_is_refused():
     q, k, v, segments = inputs(1, 4, 3, 2, seed=0)
     with pytest.raises(ValueError, match="3 query heads are no multiple of 2"):
         attention(q, k, v)
-    with pytest.raises(ValueError, match="no implementation 'cudnn'"):
+    with pytest.raises(ValueError, match="cudnn cannot run on cpu"):
         attention(q[:, :, :2], k, v, implementation="cudnn")
+    with pytest.raises(ValueError, match="do not fit together"):
+        attention(q[:, :, :2], k, v[:, :3])
+    with pytest.raises(ValueError, match="window 0 hides every key"):
+        attention(q[:, :, :2], k, v, window=0)
+    with pytest.raises(ValueError, match="softcap -1"):
+        attention(q[:, :, :2], k, v, softcap=-1.0)
     with pytest.raises(ValueError, match="together"):
         attention(q[:, :, :2], k, v, query_segment_ids=segments)
     with pytest.raises(ValueError, match="as many queries as keys"):

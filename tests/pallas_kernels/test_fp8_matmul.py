@@ -1,5 +1,4 @@
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,8 @@ from pallas_kernels.fp8_matmul import (
 from pallas_kernels.gpus import gpu_names, load_gpu
 from pallas_kernels.testing.lowering import lower_for
 from pallas_kernels.testing.races import has_races
-from tests.conftest import REPOSITORY
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
-GOLDEN = REPOSITORY / "tests" / "golden" / "kernels" / "fp8_matmul.json"
 
 
 def error(found, expected):
@@ -333,7 +330,7 @@ def test_the_kernel_has_races_without_its_fence(monkeypatch):
 
 
 @pytest.mark.cuda_compiler
-def test_hopper_multiplies_8_bit_floats_without_spilling(request):
+def test_hopper_multiplies_8_bit_floats_without_spilling(golden_kernels):
     from pallas_kernels.testing.compiling import compile_for
 
     def compiled(w_scale_rows, out_dtype, x_dtype=E4M3, w_dtype=E4M3, rows=1024, columns=2048, contraction=4096):
@@ -346,14 +343,7 @@ def test_hopper_multiplies_8_bit_floats_without_spilling(request):
             jax.ShapeDtypeStruct((w_scale_rows, contraction // 128), jnp.float32),
         )
         (report,) = (report for report in reports if report.name.startswith("fp8_matmul"))
-        return {
-            report.name: {
-                "registers": report.registers,
-                "spill_bytes": report.spill_bytes,
-                "shared_memory": report.shared_memory,
-                "tensor_core_instructions": report.tensor_core_instructions,
-            }
-        }
+        return {report.name: report}
 
     signatures = {
         "forward e4m3 bfloat16": compiled(16, jnp.bfloat16),
@@ -365,10 +355,6 @@ def test_hopper_multiplies_8_bit_floats_without_spilling(request):
         (report,) = kernels.values()
         kinds = {"input_gradient e5m2": "e5m2.e4m3", "weight_gradient e5m2": "e4m3.e5m2"}
         kind = kinds.get(signature.rsplit(" ", 1)[0], "e4m3.e4m3")
-        assert report["tensor_core_instructions"] == {f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{kind}": 4}
-        assert report["spill_bytes"] == 0
-    found = {"h100_sxm": signatures}
-    if request.config.getoption("--update-golden"):
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(json.dumps(found, indent=2) + "\n")
-    assert found == json.loads(GOLDEN.read_text())
+        assert report.tensor_core_instructions == {f"wgmma.mma_async.sync.aligned.m64n128k32.f32.{kind}": 4}
+        assert report.spill_bytes == 0
+    golden_kernels("fp8_matmul", "h100_sxm", signatures)

@@ -1,7 +1,6 @@
 """Kernels of gradient compression, lowered and compiled for GPUs that are not there."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +23,7 @@ from pallas_kernels.quantize import (
 )
 from pallas_kernels.testing.compiling import compile_for
 from pallas_kernels.testing.lowering import lower_for
-from tests.conftest import REPOSITORY
 
-GOLDEN = REPOSITORY / "tests" / "golden" / "kernels" / "quantize.json"
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 DTYPES = [jnp.float32, jnp.bfloat16]
 
@@ -73,7 +70,7 @@ def test_blocks_of_other_sizes_are_left_to_xla():
 
 @pytest.mark.cuda_compiler
 @pytest.mark.parametrize("gpu", ["a100_80gb", "h100_sxm"])
-def test_what_the_compiler_makes_of_kernels_is_golden_and_spills_nothing(gpu, request):
+def test_what_the_compiler_makes_of_kernels_is_golden_and_spills_nothing(gpu, golden_kernels):
     found = {}
     for dtype in DTYPES:
         for name, (function, *arguments) in cases(dtype, 1 << 20, rows=1 << 10).items():
@@ -81,18 +78,8 @@ def test_what_the_compiler_makes_of_kernels_is_golden_and_spills_nothing(gpu, re
             report = reports[name]
             assert report.spill_bytes == 0
             signature = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arguments)
-            found.setdefault(signature, {})[name] = {
-                "registers": report.registers,
-                "spill_bytes": report.spill_bytes,
-                "shared_memory": report.shared_memory,
-                "tensor_core_instructions": report.tensor_core_instructions,
-            }
-    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    if request.config.getoption("--update-golden"):
-        golden[gpu] = found
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(json.dumps(golden, indent=2, sort_keys=True) + "\n")
-    assert found == golden[gpu]
+            found.setdefault(signature, {})[name] = report
+    golden_kernels("quantize", gpu, found)
 
 
 @pytest.mark.cuda_compiler

@@ -45,7 +45,11 @@ FACTORS = {
         "memory.recompute=full",
         ("memory.recompute=every_k", "memory.recompute_every=2"),
     ),
-    "attention": ("model.attention.implementation=reference", "model.attention.implementation=blocked"),
+    "attention": (
+        "model.attention.implementation=reference",
+        "model.attention.implementation=blocked",
+        "model.attention.implementation=pallas_interpreted",
+    ),
 }
 # Factors that another must be 2 for, so that no pair is thought to be covered where it means nothing.
 NEEDED = {"overlap": "tensor", "stream": "tensor", "rules": "tensor", "context attention": "context"}
@@ -60,6 +64,16 @@ REFUSED = [
     (("mesh.context=8", "mesh.context_attention=ring"), 8, "data.sequence_length 24 does not divide into the 16 half"),
     (("mesh.context=8",), 8, "model.attention.num_heads 4 does not divide over the 8 devices"),
     (("mesh.fsdp_prefetch=carry",), 8, "mesh.fsdp_prefetch carry"),
+    (
+        ("model.attention.implementation=pallas",),
+        8,
+        "model.attention.implementation pallas cannot be had: .* cpu: needs",
+    ),
+    (
+        ("mesh.context=2", "mesh.context_attention=ring", "model.attention.implementation=pallas_interpreted"),
+        8,
+        "pallas_interpreted takes whole sequences, and mesh.context_attention ring computes attention in parts",
+    ),
     (("mesh.fsdp_prefetch=compiler", "mesh.tensor=2"), 8, "mesh.fsdp_prefetch compiler would pipeline"),
     (("mesh.context=2", "mesh.tensor=2", "mesh.tensor_overlap=xla"), 8, "mesh.tensor_overlap xla leaves communication"),
     (
@@ -88,10 +102,12 @@ def valid(row):
     chosen = dict(zip(FACTORS, row, strict=True))
     devices = math.prod(2 for axis in AXES if chosen.get(axis) == f"mesh.{axis}=2")
     idle = any(chosen[f] != FACTORS[f][0] and chosen[n] == FACTORS[n][0] for f, n in NEEDED.items())
+    zigzag = FACTORS["context attention"][1:]
     refused = chosen["overlap"] == FACTORS["overlap"][2] and chosen["stream"] == FACTORS["stream"][1]
     refused |= chosen["overlap"] == FACTORS["overlap"][2] and chosen["rules"] in FACTORS["rules"][2:]
     refused |= chosen["prefetch"] == FACTORS["prefetch"][1] and chosen["recompute"] != FACTORS["recompute"][1]
     refused |= chosen["overlap"] == FACTORS["overlap"][1] and chosen["context"] == FACTORS["context"][1]
+    refused |= chosen["attention"] == FACTORS["attention"][2] and chosen["context attention"] in zigzag
     return 1 < devices <= MAX_DEVICES and not idle and not refused
 
 
