@@ -62,7 +62,7 @@ def main() -> int:
     for column in ("sequences", "what runs", "ms", "speed to plain", "MiB", "memory to plain"):
         table.add_column(column, justify="right")
     rng = np.random.default_rng(0)
-    for length in track(LENGTHS, "timing", Console(stderr=True), transient=True):
+    for length in track(LENGTHS, "timing", console=Console(stderr=True), transient=True):
         batch = 4096 // length
         shape = (batch, length, 8, 64)
         arrays = [jnp.asarray(rng.standard_normal(shape, np.float32), given.dtype) for _ in range(3)]
