@@ -39,6 +39,19 @@ def device_of(device: jax.Device) -> Device:
     return Device(platform, find_gpu(device.device_kind))
 
 
+COMPILED_FOR = (80, 90)
+"""Compute capabilities for which kernels by Triton were compiled, and what came of it was looked at."""
+
+
+def against_compiling(device: Device) -> list[str]:
+    """Why kernels by Triton do not run on a device; empty if they do."""
+    if device.platform != "gpu" or device.gpu is None:
+        return ["needs an NVIDIA GPU that pallas_kernels.gpus describes"]
+    if device.gpu.compute_capability not in COMPILED_FOR:
+        return [f"was not compiled and looked at for compute capability {device.gpu.compute_capability / 10}"]
+    return []
+
+
 @dataclass(frozen=True)
 class Implementation[Case]:
     """One way to compute an op."""

@@ -22,16 +22,22 @@ def triton_call(
     num_warps: int,
     num_stages: int,
     interpret: bool,
-    flops: int = 0,
+    flops: int | None = None,
 ) -> Callable[..., Any]:
     """The kernel as a function of arrays.
 
     Without specs each program gets whole arrays, to load from what it needs. `interpret` runs it as plain JAX, on any
-    device, slowly. `flops` is how many floating-point operations its matrix products take; it stands in the compiled
-    program, where nothing else tells.
+    device, slowly. `flops` is how many floating-point operations its matrix products take, if it has any; it stands in
+    the compiled program, where nothing else tells.
     """
+
+    def narrow(*refs: Any) -> None:
+        # Indices are int32, on GPUs and in what `pl.program_id` gives.
+        with jax.enable_x64(False):
+            kernel(*refs)
+
     return pl.pallas_call(
-        kernel,
+        narrow,
         name=name,
         grid=grid,
         in_specs=in_specs,
@@ -39,5 +45,5 @@ def triton_call(
         out_shape=out_shape,
         compiler_params=pallas_triton.CompilerParams(num_warps=num_warps, num_stages=num_stages),
         interpret=interpret,
-        metadata={"flops": str(flops)},
+        metadata=None if flops is None else {"flops": str(flops)},
     )

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     error = None
     if unknown := [shape for shape in given.shapes or () if not tuning.is_shape(shape)]:
         error = f"--shapes: {unknown[0]!r} is not {tuning.SHAPE}, as in {tuning.SHAPES[0]!r}"
+    elif gpu.compute_capability not in tuning.CAPABILITIES:
+        error = f"--gpu: {given.op} has no kernels for {gpu.name}, of compute capability {gpu.compute_capability / 10}"
     elif given.measure and find_gpu(jax.devices()[0].device_kind) is not gpu:
         error = f"--measure: the device at hand is {jax.devices()[0].device_kind}, not {gpu.name}"
     elif not given.measure and not has_compiler():

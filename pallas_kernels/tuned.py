@@ -11,10 +11,10 @@ from pallas_kernels.gpus import FOLDER, Gpu, gpu_names, load_gpu
 def tuned_entries(gpu: Gpu, op: str) -> Mapping[str, Any]:
     """Entries by signature of the arguments, each with its sizes and their `source`: measured, or heuristic.
 
-    A kind without a file of its own has those of another of the same compute capability: an H200 those of an H100.
+    What a kind has no entry for, it has from another of the same compute capability: an H200 from an H100.
     """
     alike = [name for name in gpu_names() if load_gpu(name).compute_capability == gpu.compute_capability]
-    return next((found for name in (gpu.name, *alike) if (found := _entries(name, op))), {})
+    return {signature: entry for name in (*alike, gpu.name) for signature, entry in _entries(name, op).items()}
 
 
 @functools.cache

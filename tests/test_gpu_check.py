@@ -38,6 +38,19 @@ def test_without_a_gpu_it_says_so():
     assert done.stderr == "error: the device at hand is cpu, no GPU that is known; --interpret needs none\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--only", "nonsense"), "error: --only: nothing that can be done here has 'nonsense' in its name"),
+        (("--only", "quantize", "--json", "/nowhere/found.json"), "error: --json: there is no folder /nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--interpret", *arguments])
+    assert gpu_check.main() == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("found", "fails"), [(1.001, False), (1.1, True), (float("nan"), True)])
 def test_what_is_too_far_off_fails(found, fails):
     row = gpu_check.compare("it", jnp.full(4, found), jnp.ones(4), 1e-2)
@@ -62,5 +75,5 @@ def test_what_breaks_off_is_a_failure_and_ends_nothing(monkeypatch, capsys):
 def test_nothing_is_begun_after_the_time(monkeypatch, capsys):
     monkeypatch.setattr(gpu_check, "checks", lambda *_: {"one": lambda: iter([gpu_check.Row("row")])})
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--interpret", "--minutes", "-1"])
-    assert gpu_check.main() == 0
+    assert gpu_check.main() == 1
     assert "left out for want of time: one" in capsys.readouterr().out

@@ -39,7 +39,8 @@ def _of_equation(equation: JaxprEqn) -> float:
             features = kernel[params["dimension_numbers"].rhs_spec[0]]
             return _product(equation, kernel) / features
         case "pallas_call" if "flops" in (params["metadata"] or {}):
-            return float(params["metadata"]["flops"])
+            mapping = params["grid_mapping"]
+            return float(params["metadata"]["flops"]) * math.prod(mapping.grid[axis] for axis in mapping.vmapped_dims)
         case "cond":
             return max(_count(branch) for branch in params["branches"])
     return _repeats(equation) * sum(_count(inner) for inner in _inner(params))

@@ -1,11 +1,13 @@
 """The public attention functions."""
 
+import math
 from typing import Literal, cast
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.attention.checks import check
 from pallas_kernels.attention.implementations import IMPLEMENTATIONS, WITH_LOG_SUM_EXP, AttentionCase
 from pallas_kernels.attention.spec import AttentionSpec
 from pallas_kernels.dispatch import Device, choose, device_at_hand
@@ -39,10 +41,12 @@ def attention(
         scale: factor on the scores; `head_dim ** -0.5` when not given.
         softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2, arXiv:2408.00118).
         implementation: one by name, or `auto` for the first of `IMPLEMENTATIONS` that takes these arguments on the
-            device at hand. All compute the same numbers, to the rounding of `value`'s dtype.
+            device at hand and is not passed over there. All compute the same numbers, to the rounding of the dtype; in
+            float32 on a GPU, `reference` and `blocked` to that of TF32, unless JAX's matmul precision says otherwise.
 
     Returns:
-        The attended values, in the dtype of `value`. A query that may see no key gets zeros.
+        The attended values, in the dtype of the arguments. A query that may see no key gets zeros. Infinity or NaN in
+        a value may reach queries that do not see it, in the same sequence: a weight of 0 times it is NaN.
 
     Raises:
         ValueError: arguments that do not fit together, or an implementation that does not exist or cannot run here.
@@ -108,26 +112,23 @@ def describe(
     Raises:
         ValueError: arguments that do not fit together.
     """
-    (batch, query_length, heads, head_dim), (_, key_length, kv_heads, _) = query.shape, key.shape
-    if (key.shape[0], key.shape[3]) != (batch, head_dim) or value.shape[:3] != key.shape[:3]:
-        raise ValueError(
-            f"attention: query {query.shape}, key {key.shape} and value {value.shape} do not fit together; batch must "
-            "be the same in all, head_dim in query and key, key_length and kv_heads in key and value"
-        )
-    if heads % kv_heads:
-        raise ValueError(f"attention: {heads} query heads are no multiple of {kv_heads} key/value heads")
+    check(query, key, value, query_segment_ids, key_segment_ids)
+    (_, query_length, _, head_dim), key_length = query.shape, key.shape[1]
     if causal and query_length != key_length:
         raise ValueError(f"attention: causal needs as many queries as keys, got {query_length}, {key_length}")
-    if (query_segment_ids is None) != (key_segment_ids is None):
-        raise ValueError("attention: give query_segment_ids and key_segment_ids together, or neither")
-    if window is not None and window < 1:
-        raise ValueError(f"attention: window {window} hides every key; make it 1 or more, or None for no window")
+    if window is not None:
+        if not isinstance(window, (int, np.integer)) or window < 1:
+            raise ValueError(f"attention: window {window} must be a positive int, or None for no window")
+        # A wider one hides nothing, and positions of its edge need not fit into integers.
+        window = window if window < max(query_length, key_length) else None
+    for name, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None and not (isinstance(number, (int, float, np.floating)) and math.isfinite(number)):
+            raise ValueError(f"attention: {name} must be a finite Python number, known when traced, got {number}")
     if softcap is not None and softcap <= 0:
         raise ValueError(f"attention: softcap {softcap} must be positive, or None for none")
     spec = AttentionSpec(causal, window, head_dim**-0.5 if scale is None else scale, softcap)
-    dtype = jnp.result_type(query.dtype, key.dtype, value.dtype).name
     case = AttentionCase(
-        dtype, query_length, key_length, head_dim, value.shape[-1], query_segment_ids is not None, spec
+        query.dtype.name, query_length, key_length, head_dim, value.shape[-1], query_segment_ids is not None, spec
     )
     return case, spec
 

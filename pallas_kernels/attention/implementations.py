@@ -10,7 +10,7 @@ from pallas_kernels.attention.cudnn import cudnn_attention
 from pallas_kernels.attention.pallas import pallas_attention, pallas_with_log_sum_exp
 from pallas_kernels.attention.reference import reference_attention, reference_with_log_sum_exp
 from pallas_kernels.attention.spec import AttentionSpec
-from pallas_kernels.dispatch import Device, Implementation, only_by_name
+from pallas_kernels.dispatch import Device, Implementation, against_compiling, only_by_name
 
 
 @dataclass(frozen=True)
@@ -67,26 +67,17 @@ def _against_cudnn(case: AttentionCase, device: Device) -> list[str]:
 
 
 def _against_pallas(case: AttentionCase, device: Device) -> list[str]:
-    return _against_device(device) + _against_kernels(case, device)
-
-
-COMPILED_FOR = (80, 90)
-
-
-def _against_device(device: Device) -> list[str]:
-    if device.platform != "gpu" or device.gpu is None:
-        return ["needs an NVIDIA GPU that pallas_kernels.gpus describes"]
-    if device.gpu.compute_capability not in COMPILED_FOR:
-        return [f"was not compiled and looked at for compute capability {device.gpu.compute_capability / 10}"]
-    return []
+    return against_compiling(device) + _against_kernels(case, device)
 
 
 def _against_kernels(case: AttentionCase, device: Device) -> list[str]:
     reasons = []
     if jnp.dtype(case.dtype).name not in ("float16", "bfloat16", "float32"):
         reasons.append(f"takes float16, bfloat16 and float32, not {case.dtype}")
-    if max(case.head_dim, case.value_dim) > 256:
-        reasons.append(f"takes head sizes up to 256, not {max(case.head_dim, case.value_dim)}")
+    # Wider heads of float32 leave no registers for anything else.
+    widest = 128 if case.dtype == "float32" else 256
+    if max(case.head_dim, case.value_dim) > widest:
+        reasons.append(f"takes head sizes of {case.dtype} up to {widest}, not {max(case.head_dim, case.value_dim)}")
     return reasons
 
 

@@ -10,11 +10,15 @@ import jax.numpy as jnp
 from pallas_kernels.attention.pallas.backward import key_value_gradient, query_gradient
 from pallas_kernels.attention.pallas.blocks import Blocks, KernelBlocks, signature
 from pallas_kernels.attention.pallas.forward import forward
+from pallas_kernels.attention.pallas.tiles import SMALLEST_TILE
 from pallas_kernels.attention.spec import AttentionSpec
+from pallas_kernels.dispatch import COMPILED_FOR
 
 SHAPES = ("bfloat16 64 64", "bfloat16 128 128", "bfloat16 192 128", "bfloat16 256 256")
 """Dtype, head size and value size of what is tuned if nothing else is said."""
-SHAPE = "a dtype, a head size and a value size"
+SHAPE = "a dtype, a head size and a value size from 1 to 256"
+CAPABILITIES = COMPILED_FOR
+"""Of the GPUs that have kernels."""
 PARTS = KernelBlocks._fields
 """Kernels that have sizes of their own."""
 
@@ -33,7 +37,9 @@ def intensity(blocks: Blocks) -> float:
 def is_shape(shape: str) -> bool:
     """Whether it can be read."""
     words = shape.split()
-    return len(words) == 3 and words[0] in ("bfloat16", "float16", "float32") and all(map(str.isdigit, words[1:]))
+    if len(words) != 3 or words[0] not in ("bfloat16", "float16", "float32"):
+        return False
+    return all(word.isdecimal() and 1 <= int(word) <= 256 for word in words[1:])
 
 
 def entry(shape: str) -> tuple[str, dict[str, Any]]:
@@ -49,7 +55,8 @@ def workload(shape: str, part: str, blocks: Blocks) -> tuple[Callable[..., Any],
     spec = AttentionSpec(causal=True, window=None, scale=int(head_dim) ** -0.5, softcap=None)
 
     def array(heads: int, dim: str) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((batch, length, heads, int(dim)), jnp.dtype(dtype))
+        whole_tiles = -(-int(dim) // SMALLEST_TILE) * SMALLEST_TILE
+        return jax.ShapeDtypeStruct((batch, length, heads, whole_tiles), jnp.dtype(dtype))
 
     inputs = [
         array(heads, head_dim),

@@ -50,7 +50,7 @@ class MatmulCase:
 def _cannot_interpret(case: MatmulCase, device: Device) -> list[str]:
     reasons = []
     if case.dtype not in ("bfloat16", "float16", "float32"):
-        reasons.append(f"kernels sum in float32, which is too narrow for {case.dtype}")
+        reasons.append(f"kernels multiply bfloat16, float16 and float32, not {case.dtype}")
     if 0 in (*case.shape, case.groups):
         reasons.append("an array is empty")
     if case.head_dim is not None and (case.head_dim < 32 or case.head_dim & (case.head_dim - 1)):
@@ -151,6 +151,9 @@ def matmul(
         raise ValueError(f"matmul: no activation {activation!r}; there are {', '.join(sorted(ACTIVATIONS))}")
     case = MatmulCase("matmul", x.dtype.name, (*x.shape, w.shape[1]))
     out_dtype = x.dtype if out_dtype is None else jnp.dtype(out_dtype)
+    for name, dtype in (("out_dtype", out_dtype), ("bias", bias), ("residual", residual)):
+        if dtype is not None and not jnp.issubdtype(getattr(dtype, "dtype", dtype), jnp.floating):
+            raise ValueError(f"matmul: {name} is {getattr(dtype, 'dtype', dtype)}; give a float dtype")
     run = _chosen(case, implementation)
     out: jax.Array = run(x, w, bias, residual, activation=activation, out_dtype=out_dtype)
     return out
@@ -216,6 +219,8 @@ def grouped_matmul(
     _check_shape("grouped_matmul", "group_sizes", group_sizes, w.shape[:1])
     if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
         raise ValueError(f"grouped_matmul: group_sizes are {group_sizes.dtype}; they must be integers")
+    # Narrow integers would not hold their sum.
+    group_sizes = group_sizes.astype(jnp.int32)
     case = MatmulCase("grouped_matmul", x.dtype.name, (*x.shape, w.shape[2]), groups=w.shape[0])
     out: jax.Array = _chosen(case, implementation)(x, w, group_sizes)
     return out
@@ -258,6 +263,10 @@ def qkv_rotary(
     rows = x.reshape(-1, x.shape[2])
     _check_product("qkv_rotary", rows, w_qkv)
     _check_shape("qkv_rotary", "positions", positions, x.shape[:2])
+    if num_heads < 1 or num_kv_heads < 1:
+        raise ValueError(f"qkv_rotary: {num_heads} heads and {num_kv_heads} for keys; each must be 1 or more")
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise ValueError(f"qkv_rotary: positions are {positions.dtype}; they must be integers")
     all_heads = num_heads + 2 * num_kv_heads
     if w_qkv.shape[1] % (2 * all_heads):
         raise ValueError(

@@ -120,6 +120,7 @@ def grouped_product(
         num_warps=blocks.num_warps,
         num_stages=blocks.num_stages,
         interpret=gpu is None,
+        flops=2 * rows * inner * cols,
     )(*table, left, right)
     return out
 
@@ -177,6 +178,7 @@ def grouped_outer_product(
         num_warps=blocks.num_warps,
         num_stages=blocks.num_stages,
         interpret=gpu is None,
+        flops=2 * rows * inner * cols,
     )(starts, stops, left, right)
     return out
 

@@ -111,6 +111,7 @@ def product(
         num_warps=blocks.num_warps,
         num_stages=blocks.num_stages,
         interpret=gpu is None,
+        flops=2 * rows * inner * cols * len(rights),
     )(*operands)
     return outputs
 

@@ -84,14 +84,14 @@ def reference_grouped_matmul(
     """
     stops = jnp.cumsum(group_sizes)
     row = jnp.arange(x.shape[0])[:, None]
-    # Rows that belong to no group may hold anything; not even a NaN may reach the gradient of a matrix.
-    x = jnp.where(row < group_sizes.sum(), x, 0)
 
     def add(
         out: Float[Array, "rows cols"], group: tuple[Array, Array, Array]
     ) -> tuple[Float[Array, "rows cols"], None]:
         matrix, start, stop = group
-        return jnp.where((row >= start) & (row < stop), product(x, matrix, x.dtype), out), None
+        ours = (row >= start) & (row < stop)
+        # Before the product too: what another group holds, were it NaN, must not reach this matrix's gradient.
+        return jnp.where(ours, product(jnp.where(ours, x, 0), matrix, x.dtype), out), None
 
     out, _ = jax.lax.scan(add, jnp.zeros((x.shape[0], w.shape[2]), x.dtype), (w, stops - group_sizes, stops))
     return out

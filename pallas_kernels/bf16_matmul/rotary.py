@@ -102,6 +102,7 @@ def qkv_product(
         num_warps=blocks.num_warps,
         num_stages=blocks.num_stages,
         interpret=gpu is None,
+        flops=2 * rows * inner * all_heads * head_dim,
     )(x, w_qkv, *cosine_and_sine)
     return query, key, value
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NoReturn
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32
@@ -124,6 +125,10 @@ def fp8_matmul(
         ValueError: shapes or dtypes that do not fit, or an implementation that cannot run here.
     """
     (rows, contraction), columns = x_values.shape, w_values.shape[0]
+    if rows == 0 or columns == 0:
+        raise ValueError(f"fp8_matmul: x_values {x_values.shape} and w_values {w_values.shape} have an empty dimension")
+    if not jnp.issubdtype(out_dtype, jnp.floating):
+        raise ValueError(f"fp8_matmul: out_dtype is {jnp.dtype(out_dtype)}; give bfloat16, float32 or float64")
     for name, scales in (("x_scales", x_scales), ("w_scales", w_scales)):
         if scales.dtype != jnp.float32:
             raise ValueError(f"fp8_matmul: {name} is {scales.dtype}; give float32")
@@ -152,4 +157,15 @@ def fp8_matmul(
         rows, columns, contraction, str(x_values.dtype), str(w_values.dtype), str(jnp.dtype(out_dtype))
     )
     chosen = choose_implementation(case, implementation)
-    return chosen.run(x_values, x_scales, w_values, w_scales, out_dtype)
+    operands = _without_gradient(x_values, x_scales, w_values, w_scales)
+    return chosen.run(*operands, out_dtype)
+
+
+@jax.custom_jvp
+def _without_gradient(*operands: Array) -> tuple[Array, ...]:
+    return operands
+
+
+@_without_gradient.defjvp
+def _refuse_gradient(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> NoReturn:
+    raise ValueError("fp8_matmul: quantized numbers have no gradient; differentiate fp8_dense")

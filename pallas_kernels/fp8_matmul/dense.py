@@ -29,7 +29,8 @@ def fp8_dense(
 
     Activations and weights become E4M3. Activations are kept in 8 bits for the backward pass, with power-of-two
     scales, so that quantizing them anew along tokens loses nothing more. Gradients are quantized twice from what comes
-    in, along `out` and along tokens. Products add in float32; that for `w` is rounded to the dtype of `w` at the end.
+    in, along `out` and along tokens; below 1e-8 their error grows, as scales are made for 1e-4 at least, so scale the
+    loss if they are that small. Products add in float32; that for `w` is rounded to the dtype of `w` at the end.
 
     Args:
         x: activations, bfloat16 or float32; `in` must be a multiple of 128. Tokens, the product of `batch`, may be any
@@ -54,6 +55,8 @@ def fp8_dense(
         raise ValueError(f"fp8_dense: x ends in {x.shape[-1]} and w begins with {w.shape[0]}; both must be `in`")
     if any(size == 0 or size % BLOCK_SIZE for size in w.shape):
         raise ValueError(f"fp8_dense: w has shape {w.shape}, not multiples of {BLOCK_SIZE}; pad x and w with zeros")
+    if x.size == 0:
+        raise ValueError(f"fp8_dense: x has shape {x.shape}, which holds no token")
     tokens = x.reshape(-1, x.shape[-1])
     padded = jnp.pad(tokens, ((0, -tokens.shape[0] % BLOCK_SIZE), (0, 0)))
     y = _dense(padded, w, jnp.dtype(gradient_dtype), implementation)

@@ -34,7 +34,8 @@ def quantize_tiles(
         x: what to quantize; `cols` must be a multiple of 128.
         dtype: float8_e4m3fn or float8_e5m2.
         power_of_two_scales: rounds scales up to powers of two. A rescaling between such scales is exact but for
-            underflow, so `transpose_tiles` then adds no second error.
+            underflow, so `transpose_tiles` then adds no second error; but magnitudes from 2^127 on may decode to
+            infinity.
 
     Returns:
         The values, of the shape of `x`, and their scales, `[rows, cols / 128]`.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand, only_by_name
+from pallas_kernels.dispatch import Device, Implementation, against_compiling, choose, device_at_hand, only_by_name
 from pallas_kernels.quantize import checks, kernels, reference
 from pallas_kernels.quantize.formats import Int8Blocks, Signs, Sparse, TwoOfFour
 
@@ -37,8 +37,7 @@ def _block_reasons(case: QuantizeCase) -> list[str]:
 
 
 def _kernel_reasons(case: QuantizeCase, device: Device) -> list[str]:
-    missing = [] if device.gpu else [f"its kernels are compiled for GPUs that are known, not for {device}"]
-    return missing + _block_reasons(case)
+    return against_compiling(device) + _block_reasons(case)
 
 
 def _implementations(kernel: Any, plain: Any) -> tuple[Implementation[QuantizeCase], ...]:

@@ -115,11 +115,32 @@ def test_what_cannot_run_is_refused():
         attention(q[:, :, :2], k, v, implementation="cudnn")
     with pytest.raises(ValueError, match="do not fit together"):
         attention(q[:, :, :2], k, v[:, :3])
-    with pytest.raises(ValueError, match="window 0 hides every key"):
-        attention(q[:, :, :2], k, v, window=0)
+    for window in (0, 2.5, jnp.int32(3)):
+        with pytest.raises(ValueError, match=r"window .* must be a positive int"):
+            attention(q[:, :, :2], k, v, window=window)
     with pytest.raises(ValueError, match="softcap -1"):
         attention(q[:, :, :2], k, v, softcap=-1.0)
+    for number in (float("nan"), jnp.float32(1)):
+        with pytest.raises(ValueError, match="scale must be a finite Python number"):
+            attention(q[:, :, :2], k, v, scale=number)
+    with pytest.raises(ValueError, match=r"query has shape .* none of them 0"):
+        attention(q[:, :0], k[:, :0], v[:, :0])
+    with pytest.raises(ValueError, match="key is bfloat16, query float32; cast all to one float dtype"):
+        attention(q[:, :, :2], k.astype(jnp.bfloat16), v)
+    for ids in (segments[:, :3], segments[0], segments.astype(jnp.float32)):
+        with pytest.raises(ValueError, match=r"query_segment_ids are .* give integers of shape"):
+            attention(q[:, :, :2], k, v, query_segment_ids=ids, key_segment_ids=segments)
+
     with pytest.raises(ValueError, match="together"):
         attention(q[:, :, :2], k, v, query_segment_ids=segments)
     with pytest.raises(ValueError, match="as many queries as keys"):
         attention(q[:, :2, :2], k, v)
+
+
+@pytest.mark.parametrize("window", [40, 2**31 - 1, 2**40])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_wider_than_the_sequence_hides_nothing(window, causal):
+    q, k, v, _ = inputs(1, 40, 2, 2, seed=0)
+    for name in ("reference", "pallas_interpreted"):
+        wide, none = (attention(q, k, v, causal=causal, window=w, implementation=name) for w in (window, None))
+        np.testing.assert_array_equal(wide, none)

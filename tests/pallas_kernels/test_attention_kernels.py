@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.attention import attention, attention_with_log_sum_exp
+from pallas_kernels.attention.pallas import blocks
 from pallas_kernels.compile_only import compile_only_devices
 from pallas_kernels.gpus import load_gpu
 from pallas_kernels.testing.compiling import compile_for
@@ -37,10 +38,13 @@ def cases(draw):
         "window": draw(st.sampled_from((None, None, 1, 9, 40))),
         "softcap": draw(st.sampled_from((None, None, 3.0))),
         "seed": draw(st.integers(0, 1 << 16)),
+        "sizes": draw(st.sampled_from(((32, 32), (16, 64), (64, 16)))),
     }
 
 
-def check(implementation, query, key_length, kv_heads, value_dim, dtype, segmented, causal, window, softcap, seed):
+def check(
+    implementation, query, key_length, kv_heads, value_dim, dtype, segmented, causal, window, softcap, seed, sizes
+):
     rng = np.random.default_rng(seed)
     batch, length, heads, head_dim = query
     shapes = (query, (batch, key_length, kv_heads, head_dim), (batch, key_length, kv_heads, value_dim))
@@ -64,7 +68,9 @@ def check(implementation, query, key_length, kv_heads, value_dim, dtype, segment
         (out, log_sum_exp), pull_back = jax.vjp(attend, *arrays)
         return out, log_sum_exp, *pull_back((out_gradient, logarithm_gradient))
 
-    out, log_sum_exp, *gradients = run(*arrays)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "UNTUNED", blocks.KernelBlocks(*[blocks.Blocks(*sizes, num_warps=4, num_stages=1)] * 3))
+        out, log_sum_exp, *gradients = run(*arrays)
     assert out.dtype == dtype
     exact = with_gradients(
         *arrays, ids, out_gradient, logarithm_gradient, causal=causal, window=window, softcap=softcap
@@ -95,16 +101,8 @@ MLA = {"query": (1, 40, 2, 192), "key_length": 40, "kv_heads": 2, "value_dim": 1
 def test_heads_of_latent_attention():
     check(
         "pallas_interpreted",
-        **MLA, dtype="bfloat16", segmented=True, causal=True, window=None, softcap=None, seed=0,
+        **MLA, dtype="bfloat16", segmented=True, causal=True, window=None, softcap=None, seed=0, sizes=(32, 32),
     )  # fmt: skip
-
-
-def test_results_are_the_same_to_the_bit_from_run_to_run():
-    rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(1, 70, heads, 16)), jnp.float32) for heads in (2, 1, 1))
-    gradient = jax.jit(jax.grad(lambda *x: attention(*x, implementation="pallas_interpreted").sum(), (0, 1, 2)))
-    for a, b in zip(gradient(q, k, v), gradient(q, k, v), strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def forward_and_gradients(implementation="pallas", **options):
@@ -133,6 +131,9 @@ SIGNATURES = {
     "causal, heads of 128": (arguments(segmented=False), {}),
     "documents, heads of 192, values of 128": (arguments(192, 128, kv_heads=4), {}),
     "documents, window 300, softcap": (arguments(), {"window": 300, "softcap": 50.0}),
+    "documents, heads of 128, float16": (arguments(dtype=jnp.float16), {}),
+    "documents, heads of 64, float32": (arguments(64, 64, dtype=jnp.float32), {}),
+    "documents, heads of 128, float32": (arguments(dtype=jnp.float32), {}),
 }
 
 
@@ -175,7 +176,7 @@ def test_compiled_kernels_are_the_golden_ones(gpu, golden_kernels):
         found[name] = reports = {report.name: report for report in reports if report.name.startswith("attention")}
         assert len(reports) == 3
         assert reports["attention_forward"].spill_bytes == 0
-        for report in reports.values():
+        for report in reports.values() if shapes[0].dtype != jnp.float32 else ():
             used = set(report.tensor_core_instructions)
             assert used, report
             if gpu == "h100_sxm":

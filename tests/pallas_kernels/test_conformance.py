@@ -1,5 +1,6 @@
 """What every implementation of attention takes, as `docs/kernels.md` has it; and that it is right, where it can run."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from pallas_kernels.attention import (
     WITH_LOG_SUM_EXP,
     attention,
     attention_with_log_sum_exp,
+    blocked,
     describe,
 )
 from pallas_kernels.dispatch import Device
@@ -41,7 +43,9 @@ COLUMNS = {
     "`pallas` on A100, H100": (IMPLEMENTATIONS, "pallas", "h100_sxm"),
     "`pallas`, log-sum-exp": (WITH_LOG_SUM_EXP, "pallas", "h100_sxm"),
 }
-LENGTH = 20
+LENGTH = 70
+"""Several blocks of `BLOCK_SIZE` queries, and of the kernels' 32."""
+BLOCK_SIZE = 32
 
 
 def arrays_of(case):
@@ -74,17 +78,30 @@ def test_the_matrix_in_the_docs_is_what_dispatch_says():
     assert "\n".join(lines) in (REPOSITORY / "docs" / "kernels.md").read_text()
 
 
+def forward_and_gradients(name, upstream, names):
+    @jax.jit
+    def run(*arrays):
+        out, pull_back = jax.vjp(lambda *x: attention(*x, implementation=name, **names), *arrays)
+        return out, *pull_back(upstream)
+
+    return run
+
+
 @pytest.mark.parametrize("words", CASES)
-def test_what_is_taken_is_right(words):
+def test_what_is_taken_is_right(words, monkeypatch):
+    monkeypatch.setattr(blocked, "BLOCK_SIZE", BLOCK_SIZE)
     case = CASES[words]
     arrays, ids, masks = arrays_of(case)
     names = {**masks, "query_segment_ids": ids, "key_segment_ids": ids}
-    zeros = (jnp.zeros((*arrays[0].shape[:3], arrays[2].shape[3])), jnp.zeros(arrays[0].shape[:3]))
+    upstream = jnp.asarray(np.random.default_rng(1).normal(size=(*arrays[0].shape[:3], case[3])), case[4])
+    zeros = jnp.zeros(arrays[0].shape[:3])
     pair = None if ids is None else (ids, ids)
-    exact, exact_logarithm, *_ = with_gradients(*arrays, pair, *zeros, **masks)
+    exact, exact_logarithm, *exact_gradients = with_gradients(*arrays, pair, upstream, zeros, **masks)
     tolerance = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-5}[case[4]]
     for name in ("reference", "blocked", "pallas_interpreted"):
-        assert relative_error(attention(*arrays, implementation=name, **names), exact) < tolerance
+        found, *gradients = forward_and_gradients(name, upstream, names)(*arrays)
+        for a, b in zip((found, *gradients), (exact, *exact_gradients), strict=True):
+            assert relative_error(a, b) < tolerance, name
     for name in ("reference", "pallas_interpreted"):
         out, logarithm = attention_with_log_sum_exp(*arrays, implementation=name, **names)
         assert relative_error(out, exact) < tolerance

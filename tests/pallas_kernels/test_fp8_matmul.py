@@ -329,6 +329,25 @@ def test_the_kernel_has_races_without_its_fence(monkeypatch):
     assert has_kernel_races(w_by_tiles=True)
 
 
+@pytest.mark.parametrize("implementation", ["reference", "mosaic_interpreted"])
+def test_the_product_itself_has_no_gradient(implementation):
+    w = quantize_tiles(jnp.ones((128, 128)))
+
+    def loss(x):
+        return fp8_matmul(*quantize_tiles(x), *w, out_dtype=jnp.float32, implementation=implementation).sum()
+
+    with pytest.raises(ValueError, match="quantized numbers have no gradient; differentiate fp8_dense"):
+        jax.grad(loss)(jnp.ones((128, 128)))
+
+
+def test_empty_arrays_are_refused():
+    x, w = quantize_tiles(jnp.ones((0, 128))), quantize_tiles(jnp.ones((128, 128)))
+    with pytest.raises(ValueError, match="empty dimension"):
+        fp8_matmul(*x, *w)
+    with pytest.raises(ValueError, match="holds no token"):
+        fp8_dense(jnp.ones((0, 128)), jnp.ones((128, 128)))
+
+
 @pytest.mark.cuda_compiler
 def test_hopper_multiplies_8_bit_floats_without_spilling(golden_kernels):
     from pallas_kernels.testing.compiling import compile_for

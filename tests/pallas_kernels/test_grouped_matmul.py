@@ -148,3 +148,23 @@ def test_what_does_not_fit_is_refused():
         grouped_matmul(x, w, sizes.astype(jnp.float32))
     with pytest.raises(ValueError, match="grouped_matmul: implementation pallas cannot run on cpu"):
         grouped_matmul(x, w, sizes, implementation="pallas")
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8])
+@pytest.mark.parametrize("implementation", ["reference", "pallas_interpreted"])
+def test_sizes_may_be_narrow_integers(implementation, dtype):
+    x, w = normal(0, (300, 16), jnp.float32), normal(1, (3, 16, 16), jnp.float32)
+    sizes = jnp.array([100, 100, 100])
+    found, exact = (grouped_matmul(x, w, s, implementation=implementation) for s in (sizes.astype(dtype), sizes))
+    np.testing.assert_array_equal(found, exact)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "pallas_interpreted"])
+def test_what_is_not_finite_stays_in_its_group(implementation):
+    x, w = normal(0, (30, 16), jnp.float32).at[0, 0].set(jnp.nan), normal(1, (3, 16, 16), jnp.float32)
+    run = lambda x, w: grouped_matmul(x, w, jnp.array([10, 10, 10]), implementation=implementation)  # noqa: E731
+    out, pull_back = jax.vjp(run, x, w)
+    _, of_w = pull_back(jnp.ones_like(out))
+    assert jnp.isfinite(out[1:]).all()
+    assert jnp.isfinite(of_w[1:]).all()
+    assert jnp.isnan(of_w[0]).any()

@@ -37,6 +37,15 @@ def test_a_kind_without_entries_has_those_of_its_like():
     assert tuned.tuned_entries(load_gpu("b200"), "attention") == {}
 
 
+def test_what_a_kind_measured_leaves_it_the_rest_of_its_like(somewhere_else):
+    h100, h200 = load_gpu("h100_sxm"), load_gpu("h200")
+    tuned.write_tuned_entries(h100.name, "attention", {"a": {"size": 1}, "b": {"size": 1}}, {})
+    tuned.write_tuned_entries(h200.name, "attention", {"b": {"size": 2}}, {})
+    sizes = {gpu.name: {k: e["size"] for k, e in tuned.tuned_entries(gpu, "attention").items()} for gpu in (h100, h200)}
+    assert sizes["h200"] == {"a": 1, "b": 2}
+    assert sizes["h100_sxm"] == {"a": 1, "b": 1}
+
+
 @pytest.fixture
 def somewhere_else(tmp_path, monkeypatch):
     for name in gpu_names():
@@ -77,9 +86,15 @@ def test_measuring_takes_the_gpu(capsys):
     assert "--measure: the device at hand is cpu, not h100_sxm" in capsys.readouterr().err
 
 
-def test_shapes_that_are_none_are_one_sentence(capsys):
-    assert tune.main(["attention", "--gpu", "h100_sxm", "--shapes", "bfloat16 64"]) == 2
-    assert "--shapes: 'bfloat16 64' is not " in capsys.readouterr().err
+@pytest.mark.parametrize("shape", ["bfloat16 64", "bfloat16 0 64", "bfloat16 ² 64", "bfloat16 512 64", "int8 64 64"])
+def test_shapes_that_are_none_are_one_sentence(shape, capsys):
+    assert tune.main(["attention", "--gpu", "h100_sxm", "--shapes", shape]) == 2
+    assert f"--shapes: {shape!r} is not " in capsys.readouterr().err
+
+
+def test_a_gpu_without_kernels_is_one_sentence(capsys):
+    assert tune.main(["attention", "--gpu", "b200"]) == 2
+    assert "attention has no kernels for b200, of compute capability 10.0" in capsys.readouterr().err
 
 
 def test_the_door_tells_what_runs_and_why_not_the_others(capsys):

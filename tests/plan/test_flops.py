@@ -21,6 +21,17 @@ def test_products():
     assert flops(lambda a, b: jnp.einsum("bij,bkj->bik", a, b), (3, 5, 7), (3, 2, 7)) == 2 * 3 * 5 * 2 * 7
 
 
+def test_kernels_say_how_many_they_have():
+    from pallas_kernels.attention import attention
+
+    def attend(query):
+        return attention(query, query, query, implementation="pallas_interpreted")
+
+    pairs = 2 * 40 * 41 // 2
+    assert flops(attend, (1, 40, 2, 16)) == 4 * pairs * 16
+    assert flops(jax.vmap(attend), (3, 1, 40, 2, 16)) == 3 * 4 * pairs * 16
+
+
 def test_convolution():
     def convolve(image, kernel):
         return jax.lax.conv_general_dilated(

@@ -27,7 +27,7 @@ class KernelBlocks(NamedTuple):
     key_value_gradient: Blocks
 
 
-UNTUNED = KernelBlocks(*[Blocks(queries=32, keys=32, num_warps=4, num_stages=1)] * 3)
+UNTUNED = KernelBlocks(*[Blocks(queries=32, keys=32, num_warps=8, num_stages=1)] * 3)
 """What every GPU has room for."""
 
 
