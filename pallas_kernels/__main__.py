@@ -25,13 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ops() -> list[tuple[str, Any, Any]]:
-    from pallas_kernels import attention, bf16_matmul, fp8_matmul, quantize
+    from pallas_kernels import attention, bf16_matmul, fp8_matmul, norm, quantize
 
     return [
         ("attention", attention.IMPLEMENTATIONS, attention.EXAMPLES),
         ("attention_with_log_sum_exp", attention.WITH_LOG_SUM_EXP, attention.EXAMPLES[:1]),
         ("fp8_matmul", fp8_matmul.IMPLEMENTATIONS, fp8_matmul.EXAMPLES),
         *((case.op, bf16_matmul.IMPLEMENTATIONS[case.op], [case]) for case in bf16_matmul.EXAMPLES),
+        *((op, implementations, norm.EXAMPLES) for op, implementations in norm.IMPLEMENTATIONS.items()),
         *((op, implementations, quantize.EXAMPLES) for op, implementations in quantize.IMPLEMENTATIONS.items()),
     ]
 
