@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import bf16_matmul, fp8_matmul, quantize, tune
+from pallas_kernels import bf16_matmul, fp8_matmul, norm, quantize, tune
 from pallas_kernels.attention import AttentionSpec, attention
 from pallas_kernels.dispatch import device_at_hand
 from pallas_kernels.gpus import Gpu
@@ -287,6 +287,49 @@ def time_quantize(gpu: Gpu) -> Iterator[Row]:
         yield Row(f"time of {name}", {"GB/s": speed / 1e9, "of a copy": speed / copy, "to XLA": to_xla})
 
 
+NORMS = {"rms_norm": (norm.rms_norm, 1), "layer_norm": (norm.layer_norm, 2)}
+"""Functions, and how many parameters they have."""
+
+
+def norm_inputs(dtype: Any, rows: int, width: int, parameters: int) -> list[jax.Array]:
+    """x, and parameters in float32."""
+    return arrays(dtype, (rows, width)) + arrays(jnp.float32, *[(width,)] * parameters, seed=1)
+
+
+def check_norms(kernel: Any, rows: int) -> Iterator[Row]:
+    """The kernels of the gradients of norms against the reference, for rows that fill a tile and that do not."""
+    for name, (function, parameters) in NORMS.items():
+        for width in (128, 4096, 5001, 12288):
+            for dtype, tolerance in ((jnp.bfloat16, 1e-2), (jnp.float32, 1e-5)):
+                inputs = norm_inputs(dtype, rows, width, parameters)
+                found, exact = (
+                    with_gradients(lambda *x, i=i, f=function: f(*x, epsilon=1e-5, implementation=i), *inputs)
+                    for i in (kernel, "reference")
+                )
+                yield compare(f"{name} {kernel}, width {width}, {jnp.dtype(dtype).name}", found, exact, tolerance)
+
+
+def time_norms(gpu: Gpu) -> Iterator[Row]:
+    """Gradients beside XLA's, and the bytes that they have to read and write per second."""
+    rows = 16384
+    for name, (function, parameters) in NORMS.items():
+        for width in (4096, 12288):
+            inputs = norm_inputs(jnp.bfloat16, rows, width, parameters)
+            seconds: dict[str, float] = {}
+            for implementation in ("pallas", "reference"):
+
+                def gradients(upstream: jax.Array, *x: jax.Array, f: Any = function, i: Any = implementation) -> Any:
+                    return jax.vjp(lambda *x: f(*x, epsilon=1e-5, implementation=i), *x)[1](upstream)
+
+                seconds[implementation] = seconds_per_call(gradients, inputs[0], *inputs)
+            speed = 6 * rows * width / seconds["pallas"]
+            values = {"ms": 1e3 * seconds["pallas"], "GB/s": speed / 1e9, "of peak": speed / gpu.memory_bandwidth}
+            yield Row(
+                f"time of the gradient of {name}, width {width}",
+                values | {"to XLA": seconds["reference"] / seconds["pallas"]},
+            )
+
+
 def measure_blocks(gpu: Gpu) -> Iterator[Row]:
     """Block sizes of attention, timed and kept in `pallas_kernels/gpus/`."""
     status = tune.main(["attention", "--gpu", gpu.name, "--measure", "--shapes", "bfloat16 128 128"])
@@ -301,6 +344,7 @@ def checks(gpu: Gpu | None, interpret: bool) -> dict[str, Check]:
         "attention": lambda: check_attention(pallas, 40 if interpret else 1000),
         "quantize": lambda: check_quantize(pallas, 1 << (12 if interpret else 24)),
         "matmul": lambda: check_matmul(pallas, 128 if interpret else 1024),
+        "norms": lambda: check_norms(pallas, 5 if interpret else 1000),
     }
     if interpret or (gpu is not None and gpu.compute_capability == 90):
         numbers["fp8_matmul"] = lambda: check_fp8(mosaic, 128 if interpret else 1024)
@@ -310,6 +354,7 @@ def checks(gpu: Gpu | None, interpret: bool) -> dict[str, Check]:
     if gpu.compute_capability == 90:
         times["time of fp8_matmul"] = lambda: time_fp8(gpu)
     times["time of quantize"] = lambda: time_quantize(gpu)
+    times["time of norms"] = lambda: time_norms(gpu)
     times["time of matmul"] = lambda: time_matmul(gpu)
     times["block sizes"] = lambda: measure_blocks(gpu)
     return {**numbers, **times}
