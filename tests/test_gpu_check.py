@@ -12,6 +12,7 @@ from tests.conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "scripts" / "benchmarks"))
 import gpu_check
+from kernel_rows import Row, compare
 
 
 def run(*arguments):
@@ -53,17 +54,17 @@ def test_what_cannot_be_done_is_one_sentence(arguments, said, monkeypatch, capsy
 
 @pytest.mark.parametrize(("found", "fails"), [(1.001, False), (1.1, True), (float("nan"), True)])
 def test_what_is_too_far_off_fails(found, fails):
-    row = gpu_check.compare("it", jnp.full(4, found), jnp.ones(4), 1e-2)
+    row = compare("it", jnp.full(4, found), jnp.ones(4), 1e-2)
     assert row.passed != fails
     assert str(row).startswith("FAIL it: error" if fails else "ok   it: error 0.001")
 
 
 def test_what_breaks_off_is_a_failure_and_ends_nothing(monkeypatch, capsys):
     def broken():
-        yield gpu_check.Row("first")
+        yield Row("first")
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(gpu_check, "checks", lambda *_: {"one": broken, "two": lambda: iter([gpu_check.Row("last")])})
+    monkeypatch.setattr(gpu_check, "checks", lambda *_: {"one": broken, "two": lambda: iter([Row("last")])})
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--interpret"])
     assert gpu_check.main() == 1
     said = capsys.readouterr().out
@@ -73,7 +74,7 @@ def test_what_breaks_off_is_a_failure_and_ends_nothing(monkeypatch, capsys):
 
 
 def test_nothing_is_begun_after_the_time(monkeypatch, capsys):
-    monkeypatch.setattr(gpu_check, "checks", lambda *_: {"one": lambda: iter([gpu_check.Row("row")])})
+    monkeypatch.setattr(gpu_check, "checks", lambda *_: {"one": lambda: iter([Row("row")])})
     monkeypatch.setattr(sys, "argv", ["gpu_check", "--interpret", "--minutes", "-1"])
     assert gpu_check.main() == 1
     assert "left out for want of time: one" in capsys.readouterr().out

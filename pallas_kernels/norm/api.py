@@ -7,15 +7,12 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.dispatch import Device, Implementation, choose, device_at_hand, only_by_name
+from pallas_kernels.dispatch import Device, Implementation, against_compiling, choose, device_at_hand, only_by_name
 from pallas_kernels.norm.differentiable import pallas_layer_norm, pallas_rms_norm
 from pallas_kernels.norm.kernels import MOST_ELEMENTS, WIDEST
 from pallas_kernels.norm.reference import reference_layer_norm, reference_rms_norm
 
 ImplementationName = Literal["auto", "pallas", "reference", "pallas_interpreted"]
-
-COMPILED_FOR = (80, 90)
-"""Compute capabilities for which the kernels were compiled and looked at."""
 
 _KERNEL_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -46,12 +43,7 @@ def _against_kernels(case: NormCase, device: Device) -> list[str]:
 
 
 def _against_pallas(case: NormCase, device: Device) -> list[str]:
-    reasons = _against_kernels(case, device)
-    if device.platform != "gpu" or device.gpu is None:
-        reasons.append("its kernels are compiled for GPUs that pallas_kernels.gpus describes")
-    elif device.gpu.compute_capability not in COMPILED_FOR:
-        reasons.append(f"was not compiled and looked at for compute capability {device.gpu.compute_capability / 10}")
-    return reasons
+    return against_compiling(device) + _against_kernels(case, device)
 
 
 def _implementations(kernel: Any, plain: Any) -> tuple[Implementation[NormCase], ...]:
