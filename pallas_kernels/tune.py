@@ -15,7 +15,7 @@ from pallas_kernels.compile_only import has_compiler, prepare_environment
 from pallas_kernels.gpus import Gpu, find_gpu, gpu_names, load_gpu
 from pallas_kernels.tuned import write_tuned_entries
 
-OPS = ("attention",)
+OPS = ("attention", "bf16_matmul")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,18 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank = _time if given.measure else _compile
     entries = {}
     for shape in given.shapes or tuning.SHAPES:
-        name, facts = tuning.entry(shape)
         blocks = {}
         for part in tuning.PARTS:
-            ranked = [(rank(tuning, gpu, shape, part, candidate), candidate) for candidate in tuning.candidates()]
+            ranked = [(rank(tuning, gpu, shape, part, candidate), candidate) for candidate in tuning.candidates(shape)]
             fitting = [(found, candidate) for found, candidate in ranked if found is not None]
             if not fitting:
-                print(f"error: {name}: no candidate for {part} fits {gpu.device_kind}", file=sys.stderr)
+                print(f"error: {shape}: no candidate for {part} fits {gpu.device_kind}", file=sys.stderr)
                 return 1
             found, best = min(fitting, key=lambda pair: pair[0])
-            print(f"{gpu.name}: {name}: {part}: {best} with {found}, of {len(fitting)} that fit", flush=True)
+            print(f"{gpu.name}: {shape}: {part}: {best} with {found}, of {len(fitting)} that fit", flush=True)
             blocks[part] = best._asdict()
-        entries[name] = {**facts, "blocks": blocks, "source": "measured" if given.measure else "heuristic"}
+        name, kept = tuning.entry(shape, blocks)
+        entries[name] = {**kept, "source": "measured" if given.measure else "heuristic"}
     if not given.dry_run:
         write_tuned_entries(gpu.name, given.op, entries, {"jax": importlib.metadata.version("jax")})
     return 0
@@ -69,11 +69,11 @@ def _compile(tuning: Any, gpu: Gpu, shape: str, part: str, candidate: Any) -> tu
     """Bytes spilled, whether the newest tensor cores are left unused, and the heuristic, less being better."""
     from pallas_kernels.testing.compiling import compile_for
 
-    function, inputs = tuning.workload(shape, part, candidate)
+    function, inputs, kernel = tuning.workload(shape, part, candidate)
     reports = _unless_too_large(lambda: compile_for(gpu, function, *inputs))
     if reports is None:
         return None
-    (report,) = reports
+    (report,) = (report for report in reports if report.name == kernel)
     newest = any(name.startswith(gpu.tensor_core_instruction) for name in report.tensor_core_instructions)
     return report.spill_bytes, not newest, -tuning.intensity(candidate)
 
@@ -82,7 +82,7 @@ def _time(tuning: Any, gpu: Gpu, shape: str, part: str, candidate: Any) -> float
     """Seconds."""
     from pallas_kernels.testing.timing import random_arrays, seconds_per_call
 
-    function, inputs = tuning.workload(shape, part, candidate)
+    function, inputs, _ = tuning.workload(shape, part, candidate)
     return _unless_too_large(lambda: seconds_per_call(function, *random_arrays(inputs)))
 
 

@@ -23,8 +23,8 @@ PARTS = KernelBlocks._fields
 """Kernels that have sizes of their own."""
 
 
-def candidates() -> Iterator[Blocks]:
-    """Sizes to choose from."""
+def candidates(shape: str) -> Iterator[Blocks]:
+    """Sizes to choose from, the same for all shapes."""
     for queries, keys, num_warps in product((128, 64, 32), (128, 64, 32), (8, 4)):
         yield Blocks(queries, keys, num_warps, num_stages=2)
 
@@ -42,14 +42,15 @@ def is_shape(shape: str) -> bool:
     return all(word.isdecimal() and 1 <= int(word) <= 256 for word in words[1:])
 
 
-def entry(shape: str) -> tuple[str, dict[str, Any]]:
-    """The signature of a shape, and what the entry says of it."""
+def entry(shape: str, blocks: dict[str, dict[str, int]]) -> tuple[str, dict[str, Any]]:
+    """The signature that sizes are kept by, and what is kept."""
     dtype, head_dim, value_dim = shape.split()
-    return signature(dtype, int(head_dim), int(value_dim)), {"head_dim": int(head_dim), "value_dim": int(value_dim)}
+    sizes = {"head_dim": int(head_dim), "value_dim": int(value_dim)}
+    return signature(dtype, **sizes), {**sizes, "blocks": blocks}
 
 
-def workload(shape: str, part: str, blocks: Blocks) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
-    """One kernel with these sizes, for causal attention within documents and grouped queries, and what it takes."""
+def workload(shape: str, part: str, blocks: Blocks) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct], str]:
+    """One kernel with these sizes, for causal attention within documents; what it takes, and its name."""
     dtype, head_dim, value_dim = shape.split()
     batch, length, heads, kv_heads = 2, 4096, 16, 4
     spec = AttentionSpec(causal=True, window=None, scale=int(head_dim) ** -0.5, softcap=None)
@@ -76,5 +77,5 @@ def workload(shape: str, part: str, blocks: Blocks) -> tuple[Callable[..., Any],
         return gradient_of(query, key, value, (ids, ids), gradient, log_sum_exp, correction, spec, blocks, False)
 
     if part == "forward":
-        return run_forward, inputs
-    return run_gradient, [*inputs, array(heads, value_dim), per_query, per_query]
+        return run_forward, inputs, "attention_forward"
+    return run_gradient, [*inputs, array(heads, value_dim), per_query, per_query], f"attention_{part}"

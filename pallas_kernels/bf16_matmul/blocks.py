@@ -1,14 +1,15 @@
 """The sizes of the blocks that a kernel works on: a table per kind of GPU, read by signature."""
 
-import dataclasses
-from dataclasses import dataclass
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pallas_kernels.gpus import load_gpu
 from pallas_kernels.tuned import tuned_entries
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """How a kernel cuts its work."""
 
     rows: int
@@ -24,6 +25,19 @@ class Blocks:
 
 INTERPRETED = Blocks(rows=16, cols=32, inner=16, num_warps=4, num_stages=1)
 """Small, so that small arrays have edges and more than one block."""
+
+
+_tried: contextvars.ContextVar[Blocks | None] = contextvars.ContextVar("tried", default=None)
+
+
+@contextlib.contextmanager
+def trying(blocks: Blocks) -> Iterator[None]:
+    """Within it every kernel has these, whatever the table says."""
+    token = _tried.set(blocks)
+    try:
+        yield
+    finally:
+        _tried.reset(token)
 
 
 def has_blocks(gpu: str) -> bool:
@@ -48,6 +62,8 @@ def find_blocks(gpu: str | None, kernel: str, *, rows: int, cols: int, groups: i
         cols: of an output.
         groups: how many outputs.
     """
+    if (tried := _tried.get()) is not None:
+        return tried
     if gpu is None:
         return INTERPRETED
     large, small = (_table(gpu)[f"{kernel} 16_bit {size}"] for size in ("large", "small"))
@@ -62,8 +78,10 @@ def find_head_blocks(gpu: str | None, head_dim: int) -> Blocks:
         gpu: name of its folder; None where kernels are interpreted.
         head_dim: one of `head_dims`, if it is for a GPU.
     """
+    if (tried := _tried.get()) is not None:
+        return tried
     if gpu is None:
-        return dataclasses.replace(INTERPRETED, cols=head_dim)
+        return INTERPRETED._replace(cols=head_dim)
     return _table(gpu)[f"qkv_rotary 16_bit head_dim_{head_dim}"]
 
 

@@ -71,7 +71,7 @@ def test_compiling_drops_what_does_not_fit_and_keeps_the_best(somewhere_else, mo
     from pallas_kernels.attention import tuning
 
     candidates = [blocks.Blocks(*sizes) for sizes in ((32, 32, 4, 2), (128, 64, 8, 2), (64, 256, 8, 2))]
-    monkeypatch.setattr(tuning, "candidates", lambda: candidates)
+    monkeypatch.setattr(tuning, "candidates", lambda shape: candidates)
     monkeypatch.setattr(tuning, "PARTS", ("forward",))
     assert tune.main(["attention", "--gpu", "h100_sxm", "--shapes", "bfloat16 256 256"]) == 0
     kept = json.loads((somewhere_else / "h100_sxm" / "attention.json").read_text())["entries"]
@@ -79,6 +79,30 @@ def test_compiling_drops_what_does_not_fit_and_keeps_the_best(somewhere_else, mo
     assert entry["blocks"]["forward"] == {"queries": 128, "keys": 64, "num_warps": 8, "num_stages": 2}
     assert entry["source"] == "heuristic"
     assert "of 2 that fit" in capsys.readouterr().out
+
+
+@pytest.mark.cuda_compiler
+@pytest.mark.parametrize("shape", ["two_products large", "grouped_product small", "qkv_rotary head_dim_64"])
+def test_products_are_tuned_by_the_kernels_that_they_are_made_of(shape, somewhere_else, monkeypatch):
+    from pallas_kernels.bf16_matmul import tuning
+
+    few = [next(tuning.candidates(shape))]
+    monkeypatch.setattr(tuning, "candidates", lambda shape: few)
+    assert tune.main(["bf16_matmul", "--gpu", "h100_sxm", "--shapes", shape]) == 0
+    kernel, size = shape.split()
+    entry = tuned.tuned_entries(load_gpu("h100_sxm"), "bf16_matmul")[f"{kernel} 16_bit {size}"]
+    assert entry["blocks"] == few[0]._asdict()
+
+
+def test_what_is_tried_goes_before_the_table_and_only_there():
+    from pallas_kernels.bf16_matmul import blocks as of_products
+
+    tried = of_products.INTERPRETED._replace(rows=64)
+    before = of_products.find_blocks("h100_sxm", "product", rows=4096, cols=4096)
+    with of_products.trying(tried):
+        assert of_products.find_blocks("h100_sxm", "product", rows=4096, cols=4096) == tried
+        assert of_products.find_head_blocks("h100_sxm", 64) == tried
+    assert of_products.find_blocks("h100_sxm", "product", rows=4096, cols=4096) == before
 
 
 def test_measuring_takes_the_gpu(capsys):
