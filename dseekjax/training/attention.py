@@ -39,6 +39,7 @@ def attention_name(config: Config, layout: Layout, devices: Sequence[jax.Device]
                 f"mesh.context_attention {config.mesh.context_attention} computes attention in parts of its own; set "
                 "the one to auto or the other to all_to_all"
             )
+        # Not called there.
         return "reference"
     try:
         return choose_implementation(case, device, size.implementation)

@@ -25,7 +25,7 @@ from dseekjax.parallel.context import check_context
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.mesh import AnyMesh, build_mesh
 from dseekjax.parallel.operations import build_operations
-from dseekjax.parallel.order import order_of_tokens
+from dseekjax.parallel.order import is_zigzag, order_of_tokens
 from dseekjax.parallel.prefetch import Prefetch, choose_prefetch
 from dseekjax.parallel.sharding import (
     Rules,
@@ -63,7 +63,7 @@ class Program:
     unrolls_layers: bool
     """Whether layers are compiled one by one, which is what `model.scan_layers` came to."""
     attention: str
-    """What `model.attention.implementation` came to."""
+    """What `model.attention.implementation` came to, or how sequences that are split attend in parts."""
     init: Callable[[], TrainState]
     """A new state from `run.seed`; the same on every mesh, to rounding."""
     train_step: jax.stages.Wrapped
@@ -164,7 +164,7 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         batch_shape=batch_shape,
         compiler_options=options,
         unrolls_layers=unrolled,
-        attention=attends_with,
+        attention=config.mesh.context_attention if is_zigzag(config.mesh, layout) else attends_with,
         init=jax.jit(init, out_shardings=state_shardings, compiler_options=QUICK_COMPILE),
         train_step=jax.jit(
             step.train,

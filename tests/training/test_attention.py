@@ -27,3 +27,8 @@ def test_the_interpreted_kernel_trains_to_the_losses_of_reference(dtype, toleran
     found = losses("pallas_interpreted", *overrides)
     assert found == pytest.approx(losses("reference", *overrides), rel=tolerance)
     assert found[0] != found[-1]
+
+
+def test_the_summary_says_how_split_sequences_attend():
+    config = tiny_config("mesh.context=2", "mesh.context_attention=ring", "model.attention.implementation=blocked")
+    assert "ring attention" in summarise(build_program(config, jax.devices()[:2]))
