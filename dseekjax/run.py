@@ -11,18 +11,18 @@ from rich.console import Console
 from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
 from dseekjax.checkpoint.quiet import silence_orbax
 from dseekjax.checkpoint.store import latest_step
-from dseekjax.config import Config, dump_config, flat_config
+from dseekjax.config import Config, dump_config
 from dseekjax.data.assembly import evaluation_batches, training_feed
 from dseekjax.data.feed import TrainingFeed
 from dseekjax.data.sources import Data, open_data
-from dseekjax.distributed.join import join
 from dseekjax.insight.metrics import MetricsHook, read_records
 from dseekjax.insight.preparation import PreparationProgress
 from dseekjax.insight.profile import ProfileHook
 from dseekjax.insight.report import write_report
 from dseekjax.insight.tensorboard import TensorBoardWriter
 from dseekjax.insight.terminal import TerminalHook
-from dseekjax.platform import available_cores, prepare_platform
+from dseekjax.platform import available_cores
+from dseekjax.start import start_jax
 from dseekjax.training.evaluation import Evaluation, build_evaluation
 from dseekjax.training.feed import rows_of_process
 from dseekjax.training.hooks import Hook
@@ -39,7 +39,7 @@ def dry_run(config: Config) -> None:
     Raises:
         UserError: the config does not fit the devices.
     """
-    _start(config, keeps_programs=False)
+    start_jax(config, keeps_programs=False)
     print(summarise(build_program(config, jax.devices())))
 
 
@@ -55,7 +55,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
         UserError: something in the config or in the files that it names is wrong.
     """
     silence_orbax()
-    _start(config)
+    start_jax(config)
     console = Console(quiet=jax.process_index() > 0, soft_wrap=True)
     tell = functools.partial(console.print, highlight=False, markup=False)
     program = build_program(config, jax.devices())
@@ -108,14 +108,6 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     if next_commands:
         tell("\nNext:\n" + "\n".join(f"  {command}" for command in next_commands))
     return 0
-
-
-def _start(config: Config, *, keeps_programs: bool = True) -> None:
-    """Makes devices known: this machine's, and those of the other processes of the run."""
-    prepare_platform(config.run.virtual_devices, config.run.compilation_cache_dir if keeps_programs else None)
-    # How each process finds the others is its own affair.
-    shared = {key: value for key, value in flat_config(config).items() if not key.startswith("distributed.")}
-    join(config.distributed, shared)
 
 
 def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirectory:
@@ -182,7 +174,11 @@ def _hooks(
         model = config.model.model_dump(mode="json")
         hooks.append(InitializeHook(other.checkpoints, program.init, program.state_shape, model, tell))
     if jax.process_index() == 0:
-        kept = {directory.tokenizer: data.tokenizer.to_str(), directory.config: dump_config(config)}
+        kept = {
+            directory.tokenizer: data.tokenizer.to_str(),
+            directory.end_of_document: data.end_of_document,
+            directory.config: dump_config(config),
+        }
         hooks.append(KeepFilesHook(kept))
         writers = [TensorBoardWriter(directory.tensorboard)] if config.insight.tensorboard else []
         hooks.append(MetricsHook(directory.metrics, writers, tell))

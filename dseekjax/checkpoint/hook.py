@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from dseekjax.checkpoint.config import CheckpointConfig
+from dseekjax.checkpoint.parameters import read_parameters
 from dseekjax.checkpoint.store import CheckpointStore, DamagedCheckpointError
-from dseekjax.errors import UserError
+from dseekjax.errors import UserError, about
 from dseekjax.training.hooks import Context, Hook
 from dseekjax.training.state import TrainState
 
@@ -116,28 +117,11 @@ class InitializeHook(Hook):
     def on_start(self, context: Context) -> Context | None:
         if context.state is not None:
             return None
-        if not self._directory.is_dir():
-            raise UserError(
-                f"train.initialize_from {self._directory.parent}: no run with checkpoints there; give one's run.dir"
-            )
-        store = CheckpointStore(self._directory, CheckpointConfig(keep_last=1 << 30))
-        try:
-            step = max(store.steps(), default=None)
-            if step is None:
-                raise UserError(
-                    f"train.initialize_from {self._directory.parent}: that run has no checkpoint yet, wait for one"
-                )
-            params, config = store.restore_params(step, self._state_shape)
-        except DamagedCheckpointError as error:
-            raise UserError(
-                f"train.initialize_from {self._directory.parent}: its checkpoint of step {step} is damaged ({error}); "
-                "resume that run, which goes back to the one before"
-            ) from error
-        finally:
-            store.close()
+        with about("train.initialize_from"):
+            found = read_parameters(self._directory, self._state_shape)
         for key, value in self._model.items():
-            if config["model"].get(key) != value:
-                self._tell(f"Note: model.{key} was {config['model'].get(key)!r} there and is {value!r} here.")
-        self._tell(f"Starting from the parameters of {self._directory.parent} at step {step}.")
+            if found.config["model"].get(key) != value:
+                self._tell(f"Note: model.{key} was {found.config['model'].get(key)!r} there and is {value!r} here.")
+        self._tell(f"Starting from the parameters of {self._directory.parent} at step {found.step}.")
         # What is made by jit and thrown away costs one more copy for a moment, and keeps one way to make a state.
-        return dataclasses.replace(context, state=dataclasses.replace(self._init(), params=params))
+        return dataclasses.replace(context, state=dataclasses.replace(self._init(), params=found.params))

@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
@@ -30,10 +30,27 @@ class CheckpointStore:
             directory: made if it is not there.
             config: which checkpoints to keep.
         """
-        self._directory = directory.absolute()
         kept: list[Any] = [preservation_policy.LatestN(config.keep_last)]
         if config.keep_every is not None:
             kept.append(preservation_policy.EveryNSteps(config.keep_every))
+        self._open(
+            directory,
+            ocp.CheckpointManagerOptions(
+                preservation_policy=preservation_policy.AnyPreservationPolicy(kept),
+                enable_async_checkpointing=True,
+                cleanup_tmp_directories=True,
+            ),
+        )
+
+    @classmethod
+    def read_only(cls, directory: Path) -> Self:
+        """The checkpoints of a directory that another process may be writing to: nothing there is touched."""
+        store = cls.__new__(cls)
+        store._open(directory, ocp.CheckpointManagerOptions(read_only=True))
+        return store
+
+    def _open(self, directory: Path, options: ocp.CheckpointManagerOptions) -> None:
+        self._directory = directory.absolute()
         self._manager = ocp.CheckpointManager(
             self._directory,
             item_handlers={
@@ -41,11 +58,7 @@ class CheckpointStore:
                 "state": ocp.StandardCheckpointHandler(),
                 "meta": ocp.JsonCheckpointHandler(),
             },
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=preservation_policy.AnyPreservationPolicy(kept),
-                enable_async_checkpointing=True,
-                cleanup_tmp_directories=True,
-            ),
+            options=options,
         )
 
     def steps(self) -> list[int]:

@@ -31,6 +31,8 @@ class Data:
     """All that batches are made of."""
 
     tokenizer: tokenizers.Tokenizer
+    end_of_document: str
+    """The token after each document."""
     training: tuple[Portion | Stream, ...]
     """One per source, in the config's order."""
     evaluation: tuple[Portion, ...]
@@ -105,7 +107,7 @@ def open_data(
         held_out += [rest] if rest else []
     if evaluation:
         held_out = [hold_out(corpus(label, opened), 0.0, label)[0] for label, opened in evaluation.items()]
-    return Data(tokenizer, tuple(training), tuple(held_out))
+    return Data(tokenizer, end_of_document, tuple(training), tuple(held_out))
 
 
 def _find(source: SourceConfig, label: str) -> Corpus | _Files:

@@ -43,6 +43,7 @@ class RunDirectory:
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.tokenizer = self.path / "tokenizer.json"
+        self.end_of_document = self.path / "end_of_document.txt"
         self.checkpoints = self.path / "checkpoints"
         self.report = self.path / "report.html"
         self.loss_plot = self.path / "loss.png"
@@ -69,6 +70,18 @@ class RunDirectory:
             raise UserError(
                 f"run.dir {self.path}: another process is training in it; wait for it, or choose another run.dir"
             ) from error
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a process trains in the folder."""
+        try:
+            with open(self.path / ".lock") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def move_away(self) -> Path | None:
         """Renames an existing folder so that a new run can take its name; tells the new name."""

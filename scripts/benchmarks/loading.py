@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dseekjax.data.assembly import training_feed
-from dseekjax.data.config import DataConfig
+from dseekjax.data.config import END_OF_DOCUMENT, DataConfig
 from dseekjax.data.corpus import Corpus, hold_out, open_corpus
 from dseekjax.data.manifest import (
     DOCUMENT_BYTES,
@@ -85,7 +85,7 @@ def make_corpus(folder: Path) -> Corpus:
 
 def ours(corpus: Corpus, length: int, packing: str) -> Iterator[Any]:
     config = DataConfig(sequence_length=length, packing=packing)
-    data = Data(corpus.tokenizer, (hold_out(corpus, 0.0)[0],), ())
+    data = Data(corpus.tokenizer, END_OF_DOCUMENT, (hold_out(corpus, 0.0)[0],), ())
     batch = TOKENS_PER_BATCH // length
     feed = training_feed(data, config, seed=0, global_batch_size=batch, rows=np.arange(batch), num_batches=1 << 30)
     return feed.start(feed.state(0))

@@ -1,0 +1,49 @@
+"""The parameters of a run, for whoever does not go on with it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dseekjax.checkpoint.store import CheckpointStore, DamagedCheckpointError
+from dseekjax.errors import UserError
+from dseekjax.training.state import TrainState
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What a checkpoint holds of a model, and where it comes from."""
+
+    params: Any
+    """As in `TrainState`, on the placements that were asked for."""
+    step: int
+    config: dict[str, Any]
+    """That it was trained with, as JSON has it."""
+
+
+def read_parameters(checkpoints: Path, state_shape: TrainState) -> Parameters:
+    """Reads the newest parameters of a run, which may be training.
+
+    Args:
+        checkpoints: the folder of its checkpoints.
+        state_shape: shapes and placements.
+
+    Raises:
+        UserError: there is no checkpoint, it is damaged, or of another model.
+    """
+    run = checkpoints.parent
+    if not checkpoints.is_dir():
+        raise UserError(f"{run}: no run with checkpoints there; give one's run.dir")
+    store = CheckpointStore.read_only(checkpoints)
+    try:
+        step = max(store.steps(), default=None)
+        if step is None:
+            raise UserError(f"{run}: that run has no checkpoint yet, wait for one")
+        params, config = store.restore_params(step, state_shape)
+    except DamagedCheckpointError as error:
+        raise UserError(
+            f"{run}: its checkpoint of step {step} is damaged ({error}); resume that run, which goes back to the one "
+            "before"
+        ) from error
+    finally:
+        store.close()
+    return Parameters(params, step, config)
