@@ -29,6 +29,7 @@ ROOMS = {
         "memory",
         "optim",
     },
+    "generation": {"config", "data.tokenizers", "training"},
     "checkpoint": HOOKS,
     "insight": HOOKS,
     "plan": {"config", "config_errors", "models.flops", "training.program", "pallas_kernels"},

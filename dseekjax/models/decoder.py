@@ -2,17 +2,16 @@
 
 A model comes in parts, so that training, pipelining and cached decoding need no second model:
 `embed(batch) -> x`; `runs`, one stacked module per homogeneous run of layers (leading logical axis `layer`), each with
-`block(x, batch, cache, keys) -> (x, cache, auxiliary)`; `unembed(x) -> logits`;
+`block(x, batch, cache, keys) -> (x, keys and values, auxiliary)`; `unembed(x) -> logits`;
 `loss(x, batch) -> (loss_sum, weight_sum, metrics)`. Losses are sums with weights: whoever calls normalises once.
 """
-
-from typing import Any
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from dseekjax.models.batch import Batch
+from dseekjax.models.cache import KeysValues, LayerCache
 from dseekjax.models.config import DecoderConfig
 from dseekjax.models.layers.attention import SelfAttention
 from dseekjax.models.layers.dropout import dropout
@@ -45,16 +44,26 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "batch seq embed"],
         batch: Batch,
-        cache: Any = None,
+        cache: LayerCache | None = None,
         keys: Key[Array, "batch seq"] | None = None,
-    ) -> tuple[Float[Array, "batch seq embed"], Any, dict[str, jax.Array]]:
-        """Runs the layer; `keys` (one per token) turn dropout on, `auxiliary` holds sums to report."""
+    ) -> tuple[Float[Array, "batch seq embed"], KeysValues, dict[str, jax.Array]]:
+        """Runs the layer.
+
+        Args:
+            x: the residual stream.
+            batch: what it is of; with a `cache`, one token to a row.
+            cache: the tokens before.
+            keys: one per token; they turn dropout on.
+
+        Returns:
+            The residual stream, keys and values as `SelfAttention` has them, and sums to report.
+        """
         rate, constrain = self.config.dropout, self.operations.constrain
-        mixed = self.attention(self.attention_norm(x), batch)
+        mixed, seen = self.attention(self.attention_norm(x), batch, cache)
         x = constrain(x + dropout(mixed, rate, keys, 0), "batch", "residual_sequence", "residual")
         mapped = self.feed_forward(self.feed_forward_norm(x))
         x = constrain(x + dropout(mapped, rate, keys, 1), "batch", "residual_sequence", "residual")
-        return x, cache, {}
+        return x, seen, {}
 
 
 class Decoder(nnx.Module):

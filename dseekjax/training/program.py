@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from dseekjax.config import Config
 from dseekjax.errors import UserError
@@ -39,6 +39,7 @@ from dseekjax.parallel.sharding import (
 from dseekjax.precision.policy import cast_parameters
 from dseekjax.training.attention import SPLIT_BY_XLA, attention_name
 from dseekjax.training.forward import Forward, Sums
+from dseekjax.training.inference import Inference, build_inference
 from dseekjax.training.layers import build_layer_loop, unrolls_layers
 from dseekjax.training.state import TrainState
 from dseekjax.training.step import Step
@@ -71,6 +72,18 @@ class Program:
     eval_step: Callable[[TrainState, Batch], Sums]
     step: Step
     """What the steps are made of, not jitted."""
+
+    def inference(self) -> Inference:
+        """What continues texts, built when it is asked for.
+
+        Raises:
+            UserError: the mesh splits sequences.
+        """
+        return build_inference(self.config, self.mesh, self._devices)
+
+    @property
+    def _devices(self) -> Sequence[jax.Device] | int:
+        return self.mesh.size if isinstance(self.mesh, AbstractMesh) else list(self.mesh.devices.flat)
 
     def compile_ahead(self) -> None:
         """Takes the time now that the first train step would: to trace, and to compile or find what was compiled."""

@@ -5,6 +5,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from dseekjax.models.batch import Batch
+from dseekjax.models.cache import KeysValues, LayerCache
 from dseekjax.models.config import DecoderConfig
 from dseekjax.models.layers.projection import Projection, project_in, project_out
 from dseekjax.models.layers.rotary import rotate
@@ -43,19 +44,34 @@ class SelfAttention(nnx.Module):
             rngs=rngs,
         )
 
-    def __call__(self, x: Float[Array, "batch seq embed"], batch: Batch) -> Float[Array, "batch seq embed"]:
+    def __call__(
+        self, x: Float[Array, "batch seq embed"], batch: Batch, cache: LayerCache | None = None
+    ) -> tuple[Float[Array, "batch seq embed"], KeysValues]:
+        """Attends among the tokens of `batch`; or, with a `cache`, from the one token of each row to those before it.
+
+        Returns:
+            What is added to the residual stream; and the keys and values of the batch, or of the cache with them.
+        """
         query, key, value = project_in(self.operations, x, self.query, self.key, self.value)
         if self.config.positions == "rotary":
             query = rotate(query, batch.positions, self.config.rotary_theta)
             key = rotate(key, batch.positions, self.config.rotary_theta)
         constrain = self.operations.constrain
+        query = constrain(query, "batch", "sequence", "heads", "head_dim")
+        key = constrain(key, "batch", "sequence", "kv_heads", "head_dim")
+        value = constrain(value, "batch", "sequence", "kv_heads", "head_dim")
+        seen = KeysValues.of(key, value)
+        if cache is not None:
+            seen = cache.past.write(seen, cache.slot)
+            key, value = seen.for_attention()
         mixed: jax.Array = self.operations.attention(
-            constrain(query, "batch", "sequence", "heads", "head_dim"),
-            constrain(key, "batch", "sequence", "kv_heads", "head_dim"),
-            constrain(value, "batch", "sequence", "kv_heads", "head_dim"),
+            query,
+            key,
+            value,
             query_segment_ids=batch.segment_ids,
-            key_segment_ids=batch.segment_ids,
-            causal=True,
+            key_segment_ids=batch.segment_ids if cache is None else cache.segment_ids,
+            # What a cache holds comes before.
+            causal=cache is None,
         )
         mixed = constrain(mixed, "batch", "sequence", "heads", "head_dim")
-        return project_out(self.operations, mixed, self.output)
+        return project_out(self.operations, mixed, self.output), seen

@@ -1,0 +1,1 @@
+"""Texts that a model writes: sampling, and the loop around the jitted steps."""

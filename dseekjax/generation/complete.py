@@ -1,0 +1,165 @@
+"""The loop that continues texts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+from jaxtyping import Int
+
+from dseekjax.config import Config
+from dseekjax.data.tokenizers import vocabulary_size
+from dseekjax.errors import UserError
+from dseekjax.generation.sampling import Sampling, sample
+from dseekjax.generation.writing import FinishReason, Writing
+from dseekjax.training.inference import Inference, Weights
+from dseekjax.training.program import Program
+
+FROM_ALL = Sampling()
+SLOTS_MULTIPLE = 64
+"""Numbers of slots that programs are compiled for are multiples of this."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a model wrote after a prompt."""
+
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    """Of the text; without the one that ended it."""
+    finish_reason: FinishReason
+
+
+class Model(Protocol):
+    """What is needed of a trained model; `dseekjax.trained.Trained` is one."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def program(self) -> Program: ...
+    @property
+    def params(self) -> Any: ...
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer: ...
+    @property
+    def end_token(self) -> int: ...
+
+
+class Writer:
+    """Continues prompts with a model, whose weights it keeps ready."""
+
+    def __init__(self, model: Model) -> None:
+        """
+        Args:
+            model: whose parameters are cast once, here.
+
+        Raises:
+            UserError: its mesh splits sequences.
+        """
+        self._inference: Inference = model.program.inference()
+        self._weights: Weights = self._inference.prepare(model.params)
+        self._tokenizer = model.tokenizer
+        self._end_token = model.end_token
+        self._vocabulary_size = vocabulary_size(model.tokenizer)
+        self.context = context_length(model.config)
+        """Tokens of the longest text."""
+
+    def complete(
+        self,
+        prompts: Sequence[str],
+        *,
+        max_tokens: int = 128,
+        sampling: Sampling = FROM_ALL,
+        stop: Sequence[str] = (),
+        batch_size: int = 8,
+        first: int = 0,
+        on_text: Callable[[int, str], None] = lambda number, piece: None,
+    ) -> Iterator[Completion]:
+        """Continues each prompt; the same whatever others are beside it.
+
+        Args:
+            prompts: texts, none of them empty.
+            max_tokens: most tokens to write after each.
+            sampling: how tokens are drawn.
+            stop: strings that end a text.
+            batch_size: prompts that are worked on at a time.
+            first: number of the first prompt, which its random numbers depend on.
+            on_text: called with a prompt's place in `prompts` and the next piece of its text.
+
+        Returns:
+            The completions, in the order of the prompts, those of a batch when all of it is done.
+
+        Raises:
+            UserError: a prompt is empty, or too long for the model.
+        """
+        if any(not text for text in stop):
+            raise UserError("stop is an empty text, which would end every text at once; leave it out")
+        encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts)]
+        for start in range(0, len(prompts), batch_size):
+            some = range(start, min(start + batch_size, len(prompts)))
+            writings = [Writing(self._tokenizer, self._end_token, stop, encoded[number]) for number in some]
+            texts = np.array([first + number for number in some], np.int32)
+            steps = self._tokens([encoded[number] for number in some], texts, max_tokens, sampling)
+            for step, tokens in enumerate(steps, start=1):
+                for number, writing, token in zip(some, writings, tokens, strict=False):
+                    if writing.finished is None:
+                        on_text(number, writing.add(int(token)))
+                    if writing.finished is None and step == max_tokens:
+                        on_text(number, writing.finish("length"))
+                    if writing.finished is None and len(encoded[number]) + step == self.context:
+                        on_text(number, writing.finish("context"))
+                if all(writing.finished for writing in writings):
+                    break
+            for number, writing in zip(some, writings, strict=True):
+                assert writing.finished is not None
+                yield Completion(prompts[number], writing.text, tuple(writing.tokens), writing.finished)
+
+    def _encode(self, prompt: str, number: int) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+        if not tokens:
+            raise UserError(f"prompt {number + 1} is empty; give it a word to begin with")
+        if len(tokens) >= self.context:
+            raise UserError(
+                f"prompt {number + 1} has {len(tokens)} tokens, and the model's context is {self.context}, what is "
+                f"written included; shorten it to {self.context - 1} or fewer"
+            )
+        return tokens
+
+    def _tokens(
+        self, prompts: Sequence[list[int]], texts: Int[np.ndarray, "batch"], max_tokens: int, sampling: Sampling
+    ) -> Iterator[Int[np.ndarray, "batch"]]:
+        """The next token of every prompt, and the next, without end; the devices are one step ahead."""
+        longest = _power_of_two(max(map(len, prompts)))
+        slots = -(-(longest + max_tokens) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
+        rows = -(-len(prompts) // self._inference.rows_multiple) * self._inference.rows_multiple
+        # Rows that only fill the batch are texts of one token.
+        tokens, lengths = np.zeros((rows, longest), np.int32), np.ones(rows, np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, longest - len(prompt) :] = prompt
+            lengths[row] = len(prompt)
+        texts = np.pad(texts, (0, rows - len(texts)))
+
+        def draw(logits: jax.Array, number: int) -> jax.Array:
+            return sample(logits[:, : self._vocabulary_size], texts, jnp.int32(number), sampling)
+
+        logits, cache = self._inference.prefill(self._weights, tokens, lengths, slots)
+        upcoming = draw(logits, 0)
+        for step in range(1, max_tokens):
+            logits, cache = self._inference.decode(self._weights, cache, upcoming)
+            now, upcoming = upcoming, draw(logits, step)
+            yield np.asarray(now)
+        yield np.asarray(upcoming)
+
+
+def context_length(config: Config) -> int:
+    """Tokens of the longest text that a model is to see."""
+    model = config.model
+    return model.max_positions if model.positions == "learned" else config.data.sequence_length
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(4, (number - 1).bit_length())
