@@ -23,6 +23,7 @@ from pallas_kernels.fp8_matmul import (
 from pallas_kernels.gpus import gpu_names, load_gpu
 from pallas_kernels.testing.lowering import lower_for
 from pallas_kernels.testing.races import has_races
+from tests.references.quantized import exact
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 INTERPRETED = ("mosaic_interpreted", "pallas_interpreted")
@@ -32,12 +33,6 @@ def error(found, expected):
     """Of the whole, in the Frobenius norm, relative."""
     expected = np.asarray(expected, np.float64)
     return np.linalg.norm(np.asarray(found, np.float64) - expected) / np.linalg.norm(expected)
-
-
-def exact(values, scales):
-    """What quantized values stand for, in float64 and by NumPy alone."""
-    values, scales = np.asarray(values, np.float64), np.asarray(scales, np.float64)
-    return values * np.kron(scales, np.ones([v // s for v, s in zip(values.shape, scales.shape, strict=True)]))
 
 
 @functools.cache

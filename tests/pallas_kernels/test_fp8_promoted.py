@@ -9,20 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_kernels.fp8_matmul import fp8_matmul, quantize_blocks, quantize_tiles
+from pallas_kernels.fp8_matmul import fp8_matmul, promoted, quantize_blocks, quantize_tiles
 from pallas_kernels.gpus import load_gpu
 from pallas_kernels.testing.lowering import lower_for
+from pallas_kernels.tiles import Span
+from tests.references.quantized import exact
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 GPUS = ("a100_80gb", "h100_sxm")
 
 interpreted = functools.partial(fp8_matmul, implementation="pallas_interpreted")
-
-
-def exact(values, scales):
-    """What quantized values stand for, in float64 and by NumPy alone."""
-    values, scales = np.asarray(values, np.float64), np.asarray(scales, np.float64)
-    return values * np.kron(scales, np.ones([v // s for v, s in zip(values.shape, scales.shape, strict=True)]))
 
 
 def drawn(rng, dtype, rows, contraction, scale_rows):
@@ -89,6 +85,26 @@ def test_sums_are_those_of_8_bit_tensor_cores(quantize):
     )
     print(f"{quantize.__name__}: {np.linalg.norm(found - expected) / np.linalg.norm(expected):.1e}")
     assert np.linalg.norm(found - expected) < 5e-8 * np.linalg.norm(expected)
+
+
+def test_nothing_beyond_an_array_is_touched(monkeypatch):
+    """Interpreted, what lies there is harmless, as it is not on a GPU."""
+    touched = []
+
+    def watched(access):
+        def watch(ref, *rest):
+            spans = [given for given in rest if isinstance(given, Span)]
+            for span, length in zip(spans, ref.shape[-len(spans) :], strict=True):
+                assert length % span.size == 0 or span.stop == length
+            touched.append(ref.shape)
+            return access(ref, *rest)
+
+        return watch
+
+    for name in ("load_tile", "load_vector", "store_tile"):
+        monkeypatch.setattr(promoted, name, watched(getattr(promoted, name)))
+    lower_for(load_gpu("a100_80gb"), product(jnp.float32), *arguments(E4M3, E4M3, 1001, 2001, 256, 2001))
+    assert sorted(touched) == [(2, 1001), (2, 2001), (1001, 64), (1001, 2001), (2001, 64)]
 
 
 def arguments(x_dtype, w_dtype, rows, columns, contraction, w_scale_rows):
