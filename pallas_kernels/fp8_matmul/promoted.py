@@ -29,6 +29,7 @@ class Blocks(NamedTuple):
 
 
 COMPILED = Blocks(rows=128, columns=128, num_warps=8, num_stages=3)
+"""Sums and a step's product fill the registers of an A100; smaller blocks convert more numbers per product."""
 INTERPRETED = Blocks(rows=32, columns=64, num_warps=4, num_stages=1)
 """Small, so that small arrays have edges and more than one block."""
 
@@ -113,9 +114,9 @@ def _widened_pair(words: UInt32[Array, "rows words"], dtype: DTypeLike) -> UInt3
     if dtype == jnp.float8_e5m2:
         return words & jnp.uint32(0xFF00FF00)
     # The exponent has a bit less, and a bias that is 8 less.
-    numbers = words & jnp.uint32(0x80008000) | words >> 1 & jnp.uint32(0x3F803F80)
+    numbers = (words & jnp.uint32(0x80008000)) | ((words >> 1) & jnp.uint32(0x3F803F80))
     # NaN is the magnitude with all bits set, which one more carries into the exponent's first bit.
-    return numbers | numbers + jnp.uint32(0x00800080) & jnp.uint32(0x40004000)
+    return numbers | ((numbers + jnp.uint32(0x00800080)) & jnp.uint32(0x40004000))
 
 
 def _halves(words: UInt32[Array, "rows words"]) -> tuple[Float16[Array, "rows words"], Float16[Array, "rows words"]]:
@@ -128,5 +129,8 @@ def _words(values: Float[Array, "rows contraction"]) -> UInt32[Array, "rows word
 
 
 def _scales_by_step(scales: Float32[Array, "rows tiles"], dtype: DTypeLike) -> Float32[Array, "tiles rows"]:
-    """Scales of one step side by side, times what `widened` numbers lack."""
+    """Scales of one step side by side, times what `widened` numbers lack.
+
+    In E4M3 those from 2^120 on become infinite; with them, numbers from 256 on stand for infinity as it is.
+    """
     return scales.T * jnp.float32(256 if dtype == jnp.float8_e4m3fn else 1)
