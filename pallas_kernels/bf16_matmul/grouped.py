@@ -12,7 +12,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.bf16_matmul.blocks import find_blocks
-from pallas_kernels.bf16_matmul.tiles import (
+from pallas_kernels.pallas_triton import load, triton_call
+from pallas_kernels.tiles import (
     Contraction,
     Span,
     block_of_program,
@@ -21,7 +22,6 @@ from pallas_kernels.bf16_matmul.tiles import (
     store_tile,
     sum_products,
 )
-from pallas_kernels.pallas_triton import load, triton_call
 
 
 class RowBlocks(NamedTuple):

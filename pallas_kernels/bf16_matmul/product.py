@@ -9,7 +9,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Array, Float
 
 from pallas_kernels.bf16_matmul.blocks import find_blocks
-from pallas_kernels.bf16_matmul.tiles import (
+from pallas_kernels.pallas_triton import triton_call
+from pallas_kernels.tiles import (
     Contraction,
     block_of_program,
     block_span,
@@ -18,7 +19,6 @@ from pallas_kernels.bf16_matmul.tiles import (
     store_tile,
     sum_products,
 )
-from pallas_kernels.pallas_triton import triton_call
 
 type Tiles = Sequence[jax.Array]
 """Parts of arrays, as a kernel holds them."""

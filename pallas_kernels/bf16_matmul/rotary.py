@@ -13,7 +13,8 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.bf16_matmul.blocks import find_head_blocks
 from pallas_kernels.bf16_matmul.product import left_gradient, right_gradient
 from pallas_kernels.bf16_matmul.reference import Turns, turn, turns
-from pallas_kernels.bf16_matmul.tiles import (
+from pallas_kernels.pallas_triton import triton_call
+from pallas_kernels.tiles import (
     Contraction,
     Span,
     block_of_program,
@@ -22,7 +23,6 @@ from pallas_kernels.bf16_matmul.tiles import (
     store_tile,
     sum_products,
 )
-from pallas_kernels.pallas_triton import triton_call
 
 
 def qkv_product(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from pallas_kernels.fp8_matmul.api import MOSAIC_OUT_DTYPES, Implementation, fp8_matmul
+from pallas_kernels.fp8_matmul.api import KERNEL_OUT_DTYPES, Implementation, fp8_matmul
 from pallas_kernels.fp8_matmul.quantize import (
     BLOCK_SIZE,
     FP8_DTYPES,
@@ -45,8 +45,8 @@ def fp8_dense(
     Raises:
         ValueError: shapes or dtypes that do not fit, or an implementation that cannot run here.
     """
-    if str(x.dtype) not in MOSAIC_OUT_DTYPES:
-        raise ValueError(f"fp8_dense: x is {x.dtype}; give {' or '.join(MOSAIC_OUT_DTYPES)}")
+    if str(x.dtype) not in KERNEL_OUT_DTYPES:
+        raise ValueError(f"fp8_dense: x is {x.dtype}; give {' or '.join(KERNEL_OUT_DTYPES)}")
     if jnp.dtype(gradient_dtype) not in FP8_DTYPES:
         raise ValueError(
             f"fp8_dense: gradient_dtype is {jnp.dtype(gradient_dtype)}; give {' or '.join(map(str, FP8_DTYPES))}"

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -34,20 +35,22 @@ def measure_blocks(gpu: Gpu) -> Iterator[Row]:
 def checks(gpu: Gpu | None, interpret: bool) -> dict[str, Check]:
     """What is to be done, the most wanted first."""
     pallas = "pallas_interpreted" if interpret else "pallas"
-    mosaic = "mosaic_interpreted" if interpret else "mosaic"
     numbers: dict[str, Check] = {
         "attention": lambda: check_attention(pallas, 40 if interpret else 1000),
         "quantize": lambda: check_quantize(pallas, 1 << (12 if interpret else 24)),
         "matmul": lambda: check_matmul(pallas, 128 if interpret else 1024),
         "norms": lambda: check_norms(pallas, 5 if interpret else 1000),
     }
-    if interpret or (gpu is not None and gpu.compute_capability == 90):
-        numbers["fp8_matmul"] = lambda: check_fp8(mosaic, 128 if interpret else 1024)
+    capability = 90 if interpret or gpu is None else gpu.compute_capability
+    multiplying = {90: ("mosaic", "pallas"), 80: ("pallas",)}.get(capability, ())
+    for name in multiplying:
+        kernel = f"{name}_interpreted" if interpret else name
+        numbers[f"fp8_matmul {name}"] = partial(check_fp8, kernel, 128 if interpret else 1024)
     if interpret or gpu is None:
         return numbers
     times: dict[str, Check] = {"time of attention": lambda: time_attention(gpu)}
-    if gpu.compute_capability == 90:
-        times["time of fp8_matmul"] = lambda: time_fp8(gpu)
+    for name in multiplying:
+        times[f"time of fp8_matmul {name}"] = partial(time_fp8, gpu, name)
     times["time of quantize"] = lambda: time_quantize(gpu)
     times["time of norms"] = lambda: time_norms(gpu)
     times["time of matmul"] = lambda: time_matmul(gpu)

@@ -63,14 +63,16 @@ def check_attention(kernel: str, length: int) -> Iterator[Row]:
                 yield compare(f"attention {each}, {name}, {jnp.dtype(dtype).name}", found, exact, tolerance)
 
 
-def check_fp8(kernel: str, size: int) -> Iterator[Row]:
+def check_fp8(kernel: Any, size: int) -> Iterator[Row]:
     """The 8-bit product against what its operands stand for, and against the true one."""
     x, w = arrays(jnp.bfloat16, (size, 2 * size), (2 * size, size))
     tiles, blocks = fp8_matmul.quantize_tiles(x), fp8_matmul.quantize_blocks(w)
     operands = (*tiles, blocks.values.T, blocks.scales.T)
     found = fp8_matmul.fp8_matmul(*operands, out_dtype=jnp.float32, implementation=kernel)
     stands_for = fp8_matmul.fp8_matmul(*operands, out_dtype=jnp.float32, implementation="reference")
-    yield compare(f"fp8_matmul {kernel} to what it multiplies", found, stands_for, 2e-3)
+    # Tensor cores of 8 bits keep few bits of their sums.
+    tolerance = 2e-3 if kernel.startswith("mosaic") else 1e-5
+    yield compare(f"fp8_matmul {kernel} to what it multiplies", found, stands_for, tolerance)
     with jax.default_matmul_precision("highest"):
         true = x.astype(jnp.float32) @ w.astype(jnp.float32)
     yield compare(f"fp8_matmul {kernel} to the true product", found, true, 4e-2)

@@ -52,17 +52,19 @@ SIZES = {
 }
 
 
-def time_fp8(gpu: Gpu) -> Iterator[Row]:
+def time_fp8(gpu: Gpu, kernel: Any) -> Iterator[Row]:
     """The 8-bit product beside XLA's in bfloat16, and the quantizing of its operands."""
+    peak = gpu.peak_flops["float8" if kernel == "mosaic" else "float16"]
     for name, (rows, contraction, columns) in SIZES.items():
         x, w = arrays(jnp.bfloat16, (rows, contraction), (columns, contraction))
         operands = (*fp8_matmul.quantize_tiles(x), *fp8_matmul.quantize_blocks(w))
-        taken = seconds_per_call(lambda *q: fp8_matmul.fp8_matmul(*q, implementation="mosaic"), *operands)
+        taken = seconds_per_call(lambda *q: fp8_matmul.fp8_matmul(*q, implementation=kernel), *operands)
         plain = seconds_per_call(lambda x, w: jnp.einsum("mk,nk->mn", x, w), x, w)
         quantizing = seconds_per_call(fp8_matmul.quantize_tiles, x)
         speed = 2 * rows * contraction * columns / taken
-        values = {"ms": 1e3 * taken, "TFLOP/s": speed / 1e12, "of peak": speed / gpu.peak_flops["float8"]}
-        yield Row(f"time of fp8_matmul {name}", values | {"to bf16": plain / taken, "tiles of x, ms": 1e3 * quantizing})
+        values = {"ms": 1e3 * taken, "TFLOP/s": speed / 1e12, "of peak": speed / peak}
+        values |= {"to bf16": plain / taken, "tiles of x, ms": 1e3 * quantizing}
+        yield Row(f"time of fp8_matmul {kernel}, {name}", values)
 
 
 def time_matmul(gpu: Gpu) -> Iterator[Row]:

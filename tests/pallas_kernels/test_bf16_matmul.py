@@ -12,11 +12,11 @@ from jax.experimental import pallas as pl
 
 from dseekjax.models.layers.rotary import rotate
 from pallas_kernels.bf16_matmul import grouped_matmul, matmul, qkv_rotary, swiglu
-from pallas_kernels.bf16_matmul.tiles import Span, store_tile
 from pallas_kernels.gpus import load_gpu
 from pallas_kernels.pallas_triton import triton_call
 from pallas_kernels.testing.compiling import compile_for
 from pallas_kernels.testing.lowering import lower_for, tracing_for
+from pallas_kernels.tiles import Span, store_tile
 from tests.references import products
 from tests.references.products import relative_error, with_gradients
 

@@ -23,20 +23,16 @@ from pallas_kernels.fp8_matmul import (
 from pallas_kernels.gpus import gpu_names, load_gpu
 from pallas_kernels.testing.lowering import lower_for
 from pallas_kernels.testing.races import has_races
+from tests.references.quantized import exact
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+INTERPRETED = ("mosaic_interpreted", "pallas_interpreted")
 
 
 def error(found, expected):
     """Of the whole, in the Frobenius norm, relative."""
     expected = np.asarray(expected, np.float64)
     return np.linalg.norm(np.asarray(found, np.float64) - expected) / np.linalg.norm(expected)
-
-
-def exact(values, scales):
-    """What quantized values stand for, in float64 and by NumPy alone."""
-    values, scales = np.asarray(values, np.float64), np.asarray(scales, np.float64)
-    return values * np.kron(scales, np.ones([v // s for v, s in zip(values.shape, scales.shape, strict=True)]))
 
 
 @functools.cache
@@ -127,7 +123,7 @@ def test_what_is_not_finite_spoils_its_tile_or_block_alone(dtype, bad, power_of_
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("implementation", ["reference", "dequantized_bf16", "mosaic_interpreted"])
+@pytest.mark.parametrize("implementation", ["reference", "dequantized_bf16", *INTERPRETED])
 def test_what_is_not_finite_is_no_plausible_product(implementation, bad):
     x = quantize_tiles(jnp.ones((3, 256)).at[1, 130].set(bad))
     w = quantize_blocks(jnp.zeros((128, 256)))
@@ -149,7 +145,7 @@ def test_what_is_not_finite_is_no_plausible_product(implementation, bad):
 @pytest.mark.parametrize(
     ("implementation", "bound"),
     # Both operands of the second are rounded to bfloat16.
-    [("reference", 2e-6), ("dequantized_bf16", 4e-3), ("mosaic_interpreted", 2e-6)],
+    [("reference", 2e-6), ("dequantized_bf16", 4e-3), *((name, 1e-6) for name in INTERPRETED)],
 )
 def test_products_are_those_of_what_is_dequantized_and_near_the_true_ones(implementation, bound, form, gradient_dtype):
     quantized, true = operands(form, 256, 256, 128, gradient_dtype)
@@ -162,7 +158,7 @@ def test_products_are_those_of_what_is_dequantized_and_near_the_true_ones(implem
     assert to_true < (4e-2 if gradient_dtype == E4M3 else 7e-2)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "mosaic_interpreted"])
+@pytest.mark.parametrize("implementation", ["reference", *INTERPRETED])
 def test_results_are_rounded_to_bfloat16_at_the_end(implementation):
     quantized, true = operands("weight_gradient", 256, 256, 128)
     found = fp8_matmul(*quantized, implementation=implementation)
@@ -178,7 +174,7 @@ def test_dequantizing_by_powers_of_two_is_exact_in_bfloat16():
     assert error(found, exact(*quantized[:2]) @ exact(*quantized[2:]).T) < 2e-6
 
 
-@pytest.mark.parametrize("implementation", ["reference", "dequantized_bf16", "mosaic_interpreted"])
+@pytest.mark.parametrize("implementation", ["reference", "dequantized_bf16", *INTERPRETED])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 128), (130, 128), (127, 3)])
 def test_any_number_of_rows_and_of_tiled_columns(implementation, rows, columns):
     rng = np.random.default_rng(0)
@@ -199,7 +195,7 @@ def test_reference_gives_float64():
 
 @pytest.mark.parametrize(
     ("implementation", "gradient_dtype"),
-    [("reference", E4M3), ("reference", E5M2), ("dequantized_bf16", E4M3), ("mosaic_interpreted", E4M3)],
+    [("reference", E4M3), ("reference", E5M2), ("dequantized_bf16", E4M3), *((name, E4M3) for name in INTERPRETED)],
 )
 def test_dense_and_its_gradients_are_near_the_true_ones(implementation, gradient_dtype):
     x, w, dy = layer(130, 256, 128)
@@ -215,20 +211,22 @@ def test_dense_and_its_gradients_are_near_the_true_ones(implementation, gradient
         assert error(found.reshape(true.shape), true) < bound
 
 
-def test_dense_has_the_gradients_of_its_dequantized_operands():
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_dense_has_the_gradients_of_its_dequantized_operands(implementation):
     x, w, dy = layer(256, 256, 128)
     x_tiles, w_blocks = quantize_tiles(x, power_of_two_scales=True), quantize_blocks(w)
-    y, pull = jax.vjp(functools.partial(fp8_dense, implementation="mosaic_interpreted"), x, w)
+    y, pull = jax.vjp(functools.partial(fp8_dense, implementation=implementation), x, w)
     dx, dw = pull(dy)
     assert error(y, exact(*x_tiles) @ exact(*w_blocks)) < 2e-6
     assert error(dx, exact(*quantize_tiles(dy)) @ exact(*w_blocks).T) < 2e-6
     assert error(dw, exact(*x_tiles).T @ exact(*quantize_tiles(dy.T)).T) < 2e-6
 
 
-def test_dense_layers_of_experts_are_mapped_over():
+@pytest.mark.parametrize("implementation", INTERPRETED)
+def test_dense_layers_of_experts_are_mapped_over(implementation):
     layers = [layer(1, 128, 128, seed) for seed in range(2)]
     stacked = (jnp.stack([arrays[i] for arrays in layers]) for i in range(2))
-    dense = functools.partial(fp8_dense, implementation="mosaic_interpreted")
+    dense = functools.partial(fp8_dense, implementation=implementation)
     for found, (x, w, _) in zip(jax.vmap(dense)(*stacked), layers, strict=True):
         assert error(found, fp8_dense(x, w, implementation="reference")) < 2e-6
 
@@ -243,14 +241,17 @@ def test_dense_keeps_dtypes_and_8_bits_of_the_activations():
     assert {leaf.dtype for leaf in kept} == {jnp.dtype(E4M3)}
 
 
-def test_auto_takes_tensor_cores_of_8_bits_where_there_are_such():
+def test_auto_takes_tensor_cores_of_8_bits_where_there_are_such_and_else_their_sums():
     case = Fp8MatmulCase(128, 128, 128, "float8_e4m3fn", "float8_e4m3fn", "bfloat16")
     chosen = {name: choose_implementation(case, device=Device("gpu", load_gpu(name))).name for name in gpu_names()}
-    assert {name for name, found in chosen.items() if found == "mosaic"} == {"h100_sxm", "h200"}
-    assert set(chosen.values()) == {"mosaic", "dequantized_bf16"}
+    assert chosen == {"a100_80gb": "pallas", "b200": "dequantized_bf16", "h100_sxm": "mosaic", "h200": "mosaic"}
+    assert choose_implementation(case, device=Device("cpu")).name == "dequantized_bf16"
+    assert choose_implementation(case, "pallas", Device("gpu", load_gpu("h100_sxm"))).name == "pallas"
     assert "9.0" in refusals(IMPLEMENTATIONS, case, Device("gpu", load_gpu("a100_80gb")))["mosaic"]
     with pytest.raises(ValueError, match=r"mosaic cannot run on cpu.*capability 9\.0"):
         choose_implementation(case, "mosaic", Device("cpu"))
+    with pytest.raises(ValueError, match=r"pallas cannot run on NVIDIA B200.*capability 10\.0"):
+        choose_implementation(case, "pallas", Device("gpu", load_gpu("b200")))
     with pytest.raises(ValueError, match="on CPUs alone"):
         choose_implementation(case, "mosaic_interpreted", Device("gpu", load_gpu("h200")))
 
@@ -277,14 +278,10 @@ def test_what_cannot_be_is_refused():
         fp8_matmul(jnp.ones((2, 128), E4M3), jnp.ones((1, 1)), values, scales)
     with pytest.raises(ValueError, match=r"w_scales has shape \(1, 1\)"):
         fp8_matmul(*quantize_tiles(jnp.ones((2, 128))), values, scales[:1])
-    with pytest.raises(ValueError, match="not float64"), jax.enable_x64(True):
-        fp8_matmul(
-            *quantize_tiles(jnp.ones((2, 128))),
-            values,
-            scales,
-            out_dtype=jnp.float64,
-            implementation="mosaic_interpreted",
-        )
+    x = quantize_tiles(jnp.ones((2, 128)))
+    for name in INTERPRETED:
+        with pytest.raises(ValueError, match="not float64"), jax.enable_x64(True):
+            fp8_matmul(*x, values, scales, out_dtype=jnp.float64, implementation=name)
     with pytest.raises(ValueError, match="fp8_dense: x is float16"):
         fp8_dense(jnp.ones((2, 128), jnp.float16), jnp.ones((128, 128)))
     with pytest.raises(ValueError, match="x ends in 64 and w begins with 128"):
@@ -305,10 +302,11 @@ def step(x, w):
 def test_layers_lower_for_every_gpu(name):
     shapes = jax.ShapeDtypeStruct((200, 256), jnp.bfloat16), jax.ShapeDtypeStruct((256, 384), jnp.float32)
     gpu = load_gpu(name)
-    expected = 3 if gpu.compute_capability == 90 else 0
-    assert lower_for(gpu, step, *shapes).as_text().count("mosaic_gpu_v2") == expected
+    expected = {80: [0, 3], 90: [3, 0]}.get(gpu.compute_capability, [0, 0])
     experts = [jax.ShapeDtypeStruct((4, *x.shape), x.dtype) for x in shapes]
-    assert lower_for(gpu, jax.vmap(step), *experts).as_text().count("mosaic_gpu_v2") == expected
+    for function, arguments in ((step, shapes), (jax.vmap(step), experts)):
+        text = lower_for(gpu, function, *arguments).as_text()
+        assert [text.count(f"@{target}") for target in ("mosaic_gpu_v2", "__gpu$xla.gpu.triton")] == expected
 
 
 def has_kernel_races(w_by_tiles):
@@ -329,7 +327,7 @@ def test_the_kernel_has_races_without_its_fence(monkeypatch):
     assert has_kernel_races(w_by_tiles=True)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "mosaic_interpreted"])
+@pytest.mark.parametrize("implementation", ["reference", *INTERPRETED])
 def test_the_product_itself_has_no_gradient(implementation):
     w = quantize_tiles(jnp.ones((128, 128)))
 

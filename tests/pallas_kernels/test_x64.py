@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import bf16_matmul, quantize
+from pallas_kernels import bf16_matmul, fp8_matmul, quantize
 from pallas_kernels.attention import attention
 from pallas_kernels.gpus import load_gpu
 from pallas_kernels.testing.lowering import lower_for
@@ -30,6 +30,10 @@ def heads(x, w, positions):
     return bf16_matmul.qkv_rotary(x, w, positions, num_heads=2, num_kv_heads=1, implementation="pallas")
 
 
+def dense_of_8_bits(x, w):
+    return jax.grad(lambda x: fp8_matmul.fp8_dense(x, w, implementation="pallas").astype(jnp.float32).sum())(x)
+
+
 HEADS, MATRIX, FLAT = array(1, 100, 4, 64), array(512, 512), array(5000, dtype=jnp.float32)
 
 
@@ -38,6 +42,7 @@ HEADS, MATRIX, FLAT = array(1, 100, 4, 64), array(512, 512), array(5000, dtype=j
     [
         (attend, (HEADS, HEADS, HEADS, array(1, 100, dtype=jnp.int64))),
         (lambda x, w: bf16_matmul.matmul(x, w, implementation="pallas"), (MATRIX, MATRIX)),
+        (dense_of_8_bits, (array(99, 512), MATRIX)),
         (multiply_groups, (MATRIX, array(8, 512, 512), array(8, dtype=jnp.int64))),
         (heads, (array(2, 99, 512), array(512, 256), array(2, 99, dtype=jnp.int64))),
         (lambda x: quantize.quantize_int8(x, implementation="pallas"), (FLAT,)),

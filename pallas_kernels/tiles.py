@@ -47,13 +47,14 @@ def load_tile(ref: jax.Ref, rows: Span, cols: Span, *leading: jax.Array) -> jax.
     """A tile of an array, zeros where it does not count; `leading` are the indices of the dimensions before."""
     mask = tile_mask(rows, cols)
     view = ref.at[(*leading, pl.ds(rows.start, rows.size), pl.ds(cols.start, cols.size))]
-    return load(view, mask=mask, other=None if mask is None else 0.0)
+    return load(view, mask=mask, other=None if mask is None else 0)
 
 
-def load_vector(ref: jax.Ref, span: Span) -> jax.Array:
-    """A block of a vector, zeros where it does not count."""
+def load_vector(ref: jax.Ref, span: Span, *leading: jax.Array) -> jax.Array:
+    """A block of a vector, zeros where it does not count; `leading` are the indices of the dimensions before."""
     mask = span.mask()
-    return load(ref.at[pl.ds(span.start, span.size)], mask=mask, other=None if mask is None else 0.0)
+    view = ref.at[(*leading, pl.ds(span.start, span.size))]
+    return load(view, mask=mask, other=None if mask is None else 0)
 
 
 def store_tile(ref: jax.Ref, value: jax.Array, rows: Span, cols: Span, *leading: jax.Array) -> None:
