@@ -29,6 +29,7 @@ ROOMS = {
         "memory",
         "optim",
     },
+    "evaluation": {"data", "training.feed", "training.program", "trained"},
     "checkpoint": HOOKS,
     "insight": HOOKS,
     "plan": {"config", "config_errors", "models.flops", "training.program", "pallas_kernels"},
