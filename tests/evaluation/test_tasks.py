@@ -6,7 +6,9 @@ import re
 import pytest
 
 from dseekjax.errors import UserError
-from dseekjax.evaluation.tasks import Choice, Continuation, read_tasks
+from dseekjax.evaluation import results
+from dseekjax.evaluation.likelihood import Likelihood
+from dseekjax.evaluation.tasks import Choice, Continuation, Task, read_tasks
 from tests.conftest import REPOSITORY
 
 CHOICE = {"context": "a", "choices": ["b", "c"], "answer": 1}
@@ -69,3 +71,18 @@ def test_the_shipped_task_is_of_the_part_of_the_novel_that_the_quickstart_holds_
         assert [item.context + choice in held_out for choice in item.choices] == [i == item.answer for i in range(4)]
         assert len({tuple(sorted(re.findall(r"\w+", choice))) for choice in item.choices}) == 1
         assert len(set(item.choices)) == 4
+
+
+def test_choices_are_compared_as_they_are_and_by_their_bytes(monkeypatch):
+    choices = (" ab", "éé", "abcdefgh")
+    task = Task("t", (Choice(1, "x", choices, 0), Choice(2, "y", choices, 1), Choice(3, "z", choices, 1)))
+    # Over bytes the second is best, over characters the first, over squares of either the third.
+    found = [Likelihood(log_probability, 1, False) for log_probability in (-3.0, -3.6, -8.2)] * 3
+    monkeypatch.setattr(results, "log_likelihood", lambda trained, requests, **options: found)
+    result = results.run_task(None, task)
+    assert [(item["chosen"], item["chosen_per_byte"]) for item in result.items] == [(0, 1)] * 3
+    assert (result.accuracy.value, result.accuracy_per_byte.value) == (1 / 3, 2 / 3)
+    # Of 1, 0, 0: the standard deviation is the root of 1 / 3, and that of their mean of 1 / 9.
+    assert result.accuracy.standard_error == pytest.approx(1 / 3)
+    assert [item["num_bytes"] for item in result.items] == [[3, 4, 8]] * 3
+    assert results.Share.of([True]) == results.Share(1.0, None)
