@@ -139,7 +139,7 @@ def _evaluation(config: Config, program: Program, data: Data, tell: Callable[[st
     if not data.evaluation:
         return None
     batches = evaluation_batches(
-        data,
+        data.evaluation,
         config.data,
         global_batch_size=config.train.global_batch_size,
         rows=rows_of_process(program.batch_shape),

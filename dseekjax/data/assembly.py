@@ -1,6 +1,6 @@
 """From open sources to batches, as the data config says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Int
@@ -72,15 +72,15 @@ def training_sources(data: Data, config: DataConfig, seed: int, tell: Tell = lam
 
 
 def evaluation_batches(
-    data: Data,
+    portions: Sequence[Portion],
     config: DataConfig,
     *,
     global_batch_size: int,
     rows: Int[np.ndarray, "rows"],
     tell: Tell = lambda sentence: None,
 ) -> EvaluationBatches:
-    """What is held out, or the evaluation sources; arguments and errors as above."""
-    return EvaluationBatches([_records(portion, config, tell) for portion in data.evaluation], global_batch_size, rows)
+    """All of what is held out, or of the evaluation sources; arguments and errors as above."""
+    return EvaluationBatches([_records(portion, config, tell) for portion in portions], global_batch_size, rows)
 
 
 def _records(portion: Portion, config: DataConfig, tell: Tell) -> Records:

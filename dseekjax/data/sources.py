@@ -93,7 +93,7 @@ def open_data(
         key = fingerprint(tokenizer)
         recipe = Recipe(source.inputs, source.format, end_of_document, key, lambda: tokenizer)
         with about(label):
-            return open_corpus(_cached(config, recipe, workers, tell, watch))
+            return open_corpus(_cached(config.cache_dir, recipe, workers, tell, watch))
 
     training: list[Portion | Stream] = []
     held_out: list[Portion] = []
@@ -108,6 +108,50 @@ def open_data(
     if evaluation:
         held_out = [hold_out(corpus(label, opened), 0.0, label)[0] for label, opened in evaluation.items()]
     return Data(tokenizer, end_of_document, tuple(training), tuple(held_out))
+
+
+def open_whole(
+    path: str,
+    format: Format,
+    *,
+    tokenizer: tokenizers.Tokenizer,
+    end_of_document: str,
+    cache_dir: str,
+    workers: int = 1,
+    tell: Tell = lambda sentence: None,
+    watch: Watch = lambda progress: None,
+) -> Portion:
+    """All of a source that no config names, in the tokens of a model.
+
+    Args:
+        path: as of a source.
+        format: of its files, where it is no folder.
+        tokenizer: of the model.
+        end_of_document: the token that it knows after each document.
+        cache_dir: where files are kept tokenised.
+        workers: processes that tokenise; see `prepare_corpus`.
+        tell: called with sentences for the user before something that may take long.
+        watch: called while files are tokenised.
+
+    Raises:
+        UserError: it cannot be read, or was prepared with another tokenizer.
+    """
+    key, folder = fingerprint(tokenizer), Path(path).expanduser()
+    if not folder.is_dir():
+        recipe = Recipe(find_inputs([path]), format, end_of_document, key, lambda: tokenizer)
+        return hold_out(open_corpus(_cached(cache_dir, recipe, workers, tell, watch)), 0.0, path)[0]
+    corpus = open_corpus(folder)
+    if corpus.manifest.tokenizer != key:
+        raise UserError(
+            f"{path} was prepared with another tokenizer than the run's; prepare it with the tokenizer.json in the "
+            "folder of the run"
+        )
+    if corpus.manifest.end_of_document != end_of_document:
+        raise UserError(
+            f"{path} ends documents with {corpus.manifest.end_of_document!r}, and the run with {end_of_document!r}; "
+            "prepare it with the same --end-of-document"
+        )
+    return hold_out(corpus, 0.0, path)[0]
 
 
 def _find(source: SourceConfig, label: str) -> Corpus | _Files:
@@ -126,8 +170,8 @@ def _find(source: SourceConfig, label: str) -> Corpus | _Files:
         return open_corpus(path)
 
 
-def _cached(config: DataConfig, recipe: Recipe, workers: int, tell: Tell, watch: Watch) -> Path:
-    folder = Path(config.cache_dir).expanduser().absolute() / "corpora"
+def _cached(cache_dir: str, recipe: Recipe, workers: int, tell: Tell, watch: Watch) -> Path:
+    folder = Path(cache_dir).expanduser().absolute() / "corpora"
     path = folder / recipe.fingerprint[:32]
     if not path.is_dir():
         try:

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from jaxtyping import Int
 
 from dseekjax.config import Config
@@ -15,8 +13,8 @@ from dseekjax.data.tokenizers import vocabulary_size
 from dseekjax.errors import UserError
 from dseekjax.generation.sampling import Sampling, sample
 from dseekjax.generation.writing import FinishReason, Writing
+from dseekjax.trained import Trained
 from dseekjax.training.inference import Inference, Weights
-from dseekjax.training.program import Program
 
 FROM_ALL = Sampling()
 SLOTS_MULTIPLE = 64
@@ -27,50 +25,36 @@ SLOTS_MULTIPLE = 64
 class Completion:
     """What a model wrote after a prompt."""
 
-    prompt: str
+    prompt: str | Sequence[int]
+    """As it was given."""
     text: str
     tokens: tuple[int, ...]
     """Of the text; without the one that ended it."""
     finish_reason: FinishReason
 
 
-class Model(Protocol):
-    """What is needed of a trained model; `dseekjax.trained.Trained` is one."""
-
-    @property
-    def config(self) -> Config: ...
-    @property
-    def program(self) -> Program: ...
-    @property
-    def params(self) -> Any: ...
-    @property
-    def tokenizer(self) -> tokenizers.Tokenizer: ...
-    @property
-    def end_token(self) -> int: ...
-
-
 class Writer:
     """Continues prompts with a model, whose weights it keeps ready."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, trained: Trained) -> None:
         """
         Args:
-            model: whose parameters are cast once, here.
+            trained: whose parameters are cast once, here.
 
         Raises:
             UserError: its mesh splits sequences.
         """
-        self._inference: Inference = model.program.inference()
-        self._weights: Weights = self._inference.prepare(model.params)
-        self._tokenizer = model.tokenizer
-        self._end_token = model.end_token
-        self._vocabulary_size = vocabulary_size(model.tokenizer)
-        self.context = context_length(model.config)
+        self._inference: Inference = trained.program.inference()
+        self._weights: Weights = self._inference.prepare(trained.params)
+        self._tokenizer = trained.tokenizer
+        self._end_token = trained.end_token
+        self._vocabulary_size = vocabulary_size(trained.tokenizer)
+        self.context = context_length(trained.config)
         """Tokens of the longest text."""
 
     def complete(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Sequence[int]],
         *,
         max_tokens: int = 128,
         sampling: Sampling = FROM_ALL,
@@ -82,7 +66,7 @@ class Writer:
         """Continues each prompt; the same whatever others are beside it.
 
         Args:
-            prompts: texts, none of them empty.
+            prompts: texts, or their tokens, none of them empty.
             max_tokens: most tokens to write after each.
             sampling: how tokens are drawn.
             stop: strings that end a text.
@@ -118,8 +102,9 @@ class Writer:
                 assert writing.finished is not None
                 yield Completion(prompts[number], writing.text, tuple(writing.tokens), writing.finished)
 
-    def _encode(self, prompt: str, number: int) -> list[int]:
-        tokens: list[int] = self._tokenizer.encode(prompt, add_special_tokens=False).ids
+    def _encode(self, prompt: str | Sequence[int], number: int) -> Sequence[int]:
+        tokens: Sequence[int]
+        tokens = self._tokenizer.encode(prompt, add_special_tokens=False).ids if isinstance(prompt, str) else prompt
         if not tokens:
             raise UserError(f"prompt {number + 1} is empty; give it a word to begin with")
         if len(tokens) >= self.context:
@@ -130,7 +115,7 @@ class Writer:
         return tokens
 
     def _tokens(
-        self, prompts: Sequence[list[int]], texts: Int[np.ndarray, "batch"], max_tokens: int, sampling: Sampling
+        self, prompts: Sequence[Sequence[int]], texts: Int[np.ndarray, "batch"], max_tokens: int, sampling: Sampling
     ) -> Iterator[Int[np.ndarray, "batch"]]:
         """The next token of every prompt, and the next, without end; the devices are one step ahead."""
         longest = _power_of_two(max(map(len, prompts)))

@@ -3,7 +3,8 @@
 A model comes in parts, so that training, pipelining and cached decoding need no second model:
 `embed(batch) -> x`; `runs`, one stacked module per homogeneous run of layers (leading logical axis `layer`), each with
 `block(x, batch, cache, keys) -> (x, keys and values, auxiliary)`; `unembed(x) -> logits`;
-`loss(x, batch) -> (loss_sum, weight_sum, metrics)`. Losses are sums with weights: whoever calls normalises once.
+`loss(x, batch) -> (loss_sum, weight_sum, metrics)`, `score(x, batch) -> scores of each target`. Losses are sums with
+weights: whoever calls normalises once.
 """
 
 import jax
@@ -18,6 +19,7 @@ from dseekjax.models.layers.dropout import dropout
 from dseekjax.models.layers.feed_forward import FeedForward
 from dseekjax.models.layers.norms import build_norm
 from dseekjax.models.layers.parameters import parameter
+from dseekjax.models.layers.target_scores import TargetScores
 from dseekjax.models.operations import Lookup, Operations, vocabulary_logits
 
 
@@ -110,3 +112,9 @@ class Decoder(nnx.Module):
             self.final_norm(x), batch.targets, batch.loss_weights, self._output_kernel, self.config.loss_chunk
         )
         return loss_sum, weight_sum, {}
+
+    def score(self, x: Float[Array, "batch seq embed"], batch: Batch) -> TargetScores:
+        """How likely each target is."""
+        return self.operations.target_scores(
+            self.final_norm(x), batch.targets, self._output_kernel, self.config.loss_chunk
+        )

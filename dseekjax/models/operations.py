@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from dseekjax.models.layers.cross_entropy import LossSums, chunked_cross_entropy
 from dseekjax.models.layers.lookup import take_rows
+from dseekjax.models.layers.target_scores import TargetScores, chunked_target_scores
 from pallas_kernels.attention import attention as dot_product_attention
 
 Dense = Callable[..., jax.Array]
@@ -56,6 +57,8 @@ class Operations:
     """`(*lookups) -> sum of their rows`; NaN for an index out of range."""
     cross_entropy: Callable[..., LossSums]
     """`(x, targets, weights, kernel, chunk) -> (loss_sum, weight_sum)`; see `layers.cross_entropy`."""
+    target_scores: Callable[..., TargetScores]
+    """`(x, targets, kernel, chunk) -> scores`; see `layers.target_scores`."""
 
 
 def contract(
@@ -75,6 +78,7 @@ def local_operations(attention: Attention = dot_product_attention, dense: Dense 
         project_out=lambda x, product: dense(product.equation, x, product.kernel),
         embed_lookup=lambda *lookups: functools.reduce(jnp.add, (take_rows(x.table, x.indices) for x in lookups)),
         cross_entropy=functools.partial(chunked_cross_entropy, dense=dense),
+        target_scores=functools.partial(chunked_target_scores, dense=dense),
     )
 
 

@@ -14,7 +14,7 @@ from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.order import splits_rows
 from dseekjax.parallel.tensor import annotated_in, annotated_out, project_in, project_out
 from dseekjax.parallel.transport import AtOnce, RoundARing, Transport, WholeSequences
-from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup
+from dseekjax.parallel.vocabulary import sharded_cross_entropy, sharded_lookup, sharded_target_scores
 
 
 def build_operations(
@@ -39,6 +39,7 @@ def build_operations(
             operations,
             embed_lookup=functools.partial(sharded_lookup, layout),
             cross_entropy=functools.partial(sharded_cross_entropy, layout, dense),
+            target_scores=functools.partial(sharded_target_scores, layout, dense),
         )
     if layout.split_axes and not splits_attention:
         operations = dataclasses.replace(operations, attention=attention_by_hand(layout, whole_rows(attention)))

@@ -46,17 +46,32 @@ def places(chunks: Int[Array, "chunks"], length: int) -> Int[Array, "chunks leng
 
 def order_of_tokens(config: MeshConfig, layout: Layout) -> Arrange:
     """How a batch is arranged on a mesh; to be called where the mesh axis `data` is manual."""
-    if not is_zigzag(config, layout):
-        return lambda batch: batch
+    return _rearrange(layout, half_chunks) if is_zigzag(config, layout) else lambda batch: batch
 
-    def zigzag(x: jax.Array) -> jax.Array:
+
+def order_of_rows(config: MeshConfig, layout: Layout) -> Arrange:
+    """Puts back what `order_of_tokens` arranged; to be called in the same place."""
+
+    def places_of_chunks(device: Index, devices: int) -> tuple[Index, Index]:
+        def place(chunk: Index) -> Index:
+            return jnp.where(chunk < devices, 2 * chunk, 2 * (2 * devices - 1 - chunk) + 1)
+
+        return place(2 * device), place(2 * device + 1)
+
+    return _rearrange(layout, places_of_chunks) if is_zigzag(config, layout) else lambda batch: batch
+
+
+def _rearrange(layout: Layout, chosen: Callable[[Index, int], tuple[Index, Index]]) -> Arrange:
+    """Gives each device, of as many, the two half-chunks `chosen` of all that the mesh holds, as it holds them."""
+
+    def rearrange(x: jax.Array) -> jax.Array:
         size = jax.lax.axis_size(AXIS)
         length = x.shape[1] // 2
         row = jax.lax.all_gather(x, AXIS, axis=1, tiled=True)
-        mine = half_chunks(jax.lax.axis_index(AXIS), size)
+        mine = chosen(jax.lax.axis_index(AXIS), size)
         return jnp.concatenate(
             [jax.lax.dynamic_slice_in_dim(row, chunk * length, length, axis=1) for chunk in mine], axis=1
         )
 
     spec = layout.spec(("batch", "sequence"))
-    return layout.island(lambda batch: jax.tree.map(zigzag, batch), (spec,), spec)
+    return layout.island(lambda batch: jax.tree.map(rearrange, batch), (spec,), spec)

@@ -1,4 +1,4 @@
-"""Tables of rows and the loss over a vocabulary, both split over the mesh."""
+"""Tables of rows, and the loss and scores of targets over a vocabulary, split over the mesh."""
 
 import functools
 
@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dseekjax.models.layers.cross_entropy import LossSums, Vocabulary, chunked_cross_entropy
+from dseekjax.models.layers.cross_entropy import WHOLE, LossSums, Vocabulary, chunked_cross_entropy
 from dseekjax.models.layers.lookup import take_rows
+from dseekjax.models.layers.target_scores import TargetScores, chunked_target_scores
 from dseekjax.models.operations import Dense, Lookup
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.placement import differentiate_together
@@ -75,23 +76,10 @@ def sharded_cross_entropy(
     The kernel is gathered inside, so that its gradient is summed locally over all chunks and reduced once:
     left to annotations, every chunk would reduce it.
     """
-    columns = layout.axes("embed")
-    vocab = layout.axes("vocab")
-    split_stream = "tensor" in layout.axes("residual_sequence")
     replicas = tuple(axis for axis in layout.split_axes if axis in {*layout.rules["batch"], *layout.rules["sequence"]})
 
     def loss(x: jax.Array, targets: jax.Array, weights: jax.Array, kernel: jax.Array) -> LossSums:
-        if columns:
-            kernel = jax.lax.all_gather(kernel, columns, axis=1, tiled=True)
-        if split_stream:
-            x = jax.lax.all_gather(x, "tensor", axis=1, tiled=True)
-        vocabulary = Vocabulary()
-        if vocab:
-            vocabulary = Vocabulary(
-                first=jax.lax.axis_index(vocab) * kernel.shape[0],
-                largest=lambda x: jax.lax.pmax(x, vocab),
-                total=lambda x: jax.lax.psum(x, vocab),
-            )
+        x, kernel, vocabulary = _gathered(layout, x, kernel)
         sums = chunked_cross_entropy(x, targets, weights, kernel, chunk, dense=dense, vocabulary=vocabulary)
         return jax.lax.psum(sums, replicas) if replicas else sums
 
@@ -100,3 +88,40 @@ def sharded_cross_entropy(
     # Else the kernel's whole gradient waits for its reduction until the layers are through.
     x, kernel = differentiate_together((x, kernel))
     return layout.island(loss, specs, (jax.P(), jax.P()))(x, targets, weights, kernel)
+
+
+def sharded_target_scores(
+    layout: Layout,
+    dense: Dense,
+    x: Float[Array, "batch seq embed"],
+    targets: Int[Array, "batch seq"],
+    kernel: Float[Array, "vocab embed"],
+    chunk: int,
+) -> TargetScores:
+    """See `Operations.target_scores`."""
+
+    def score(x: jax.Array, targets: jax.Array, kernel: jax.Array) -> TargetScores:
+        x, kernel, vocabulary = _gathered(layout, x, kernel)
+        return chunked_target_scores(x, targets, kernel, chunk, dense=dense, vocabulary=vocabulary)
+
+    positions = layout.spec(("batch", "sequence"))
+    specs = (layout.spec(STREAM), positions, layout.spec(("vocab", "embed")))
+    scores: TargetScores = layout.island(score, specs, positions)(x, targets, kernel)
+    return scores
+
+
+def _gathered(layout: Layout, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array, Vocabulary]:
+    """Inside an island, whole activations and the part of the kernel that this device's vocabulary is."""
+    columns, vocab = layout.axes("embed"), layout.axes("vocab")
+    if columns:
+        kernel = jax.lax.all_gather(kernel, columns, axis=1, tiled=True)
+    if "tensor" in layout.axes("residual_sequence"):
+        x = jax.lax.all_gather(x, "tensor", axis=1, tiled=True)
+    if not vocab:
+        return x, kernel, WHOLE
+    vocabulary = Vocabulary(
+        first=jax.lax.axis_index(vocab) * kernel.shape[0],
+        largest=lambda x: jax.lax.pmax(x, vocab),
+        total=lambda x: jax.lax.psum(x, vocab),
+    )
+    return x, kernel, vocabulary

@@ -1,4 +1,4 @@
-"""From a batch to sums of losses: the model's parts put together."""
+"""From a batch to sums of losses, or scores of its targets: the model's parts put together."""
 
 import functools
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from dseekjax.models.batch import Batch
+from dseekjax.models.layers.target_scores import TargetScores
 from dseekjax.parallel.placement import gather_tree
 from dseekjax.training.layers import LayerLoop
 
@@ -19,7 +20,7 @@ Sums = dict[str, Float[Array, ""]]
 
 @dataclass(frozen=True)
 class Forward:
-    """A model without its parameters: called with them, it gives the sums of a batch."""
+    """A model without its parameters: called with them, it gives the sums of a batch, or scores."""
 
     graphdef: Any
     specs: Any
@@ -28,6 +29,20 @@ class Forward:
 
     def __call__(self, params: Any, variables: Any, batch: Batch, keys: Key[Array, "batch seq"] | None = None) -> Sums:
         """Runs all layers; `keys`, one per token, turn dropout on."""
+        model, x, reported = self._run(params, variables, batch, keys)
+        loss_sum, weight_sum, metrics = model.loss(x, batch)
+        return {"loss": loss_sum, "weight": weight_sum, **reported, **metrics}
+
+    def score(self, params: Any, variables: Any, batch: Batch) -> TargetScores:
+        """How likely each target is."""
+        model, x, _ = self._run(params, variables, batch, None)
+        scores: TargetScores = model.score(x, batch)
+        return scores
+
+    def _run(
+        self, params: Any, variables: Any, batch: Batch, keys: Key[Array, "batch seq"] | None
+    ) -> tuple[Any, Any, Sums]:
+        """The model, its last activations, and the sums that layers report."""
         outer, outer_specs = _without_runs(params), _without_runs(self.specs)
         model = nnx.merge(self.graphdef, {**gather_tree(outer, outer_specs), "runs": params["runs"]}, variables)
         x = model.embed(batch, _fold(keys, 0))
@@ -53,8 +68,7 @@ class Forward:
             first += count
             for name, per_layer in auxiliary.items():
                 reported[name] = reported.get(name, jnp.zeros(())) + per_layer.sum()
-        loss_sum, weight_sum, metrics = model.loss(x, batch)
-        return {"loss": loss_sum, "weight": weight_sum, **reported, **metrics}
+        return model, x, reported
 
 
 def _without_runs(tree: dict[str, Any]) -> dict[str, Any]:

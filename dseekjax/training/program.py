@@ -25,7 +25,7 @@ from dseekjax.parallel.context import check_context
 from dseekjax.parallel.layout import Layout
 from dseekjax.parallel.mesh import AnyMesh, build_mesh
 from dseekjax.parallel.operations import build_operations
-from dseekjax.parallel.order import is_zigzag, order_of_tokens
+from dseekjax.parallel.order import is_zigzag, order_of_rows, order_of_tokens
 from dseekjax.parallel.prefetch import Prefetch, choose_prefetch
 from dseekjax.parallel.sharding import (
     Rules,
@@ -41,6 +41,7 @@ from dseekjax.training.attention import SPLIT_BY_XLA, attention_name
 from dseekjax.training.forward import Forward, Sums
 from dseekjax.training.inference import Inference, build_inference
 from dseekjax.training.layers import build_layer_loop, unrolls_layers
+from dseekjax.training.scoring import Score, build_score
 from dseekjax.training.state import TrainState
 from dseekjax.training.step import Step
 from pallas_kernels.attention import attention
@@ -70,6 +71,8 @@ class Program:
     train_step: jax.stages.Wrapped
     """`(state, batch) -> (state, metrics)`; gives its first argument's memory to the new state."""
     eval_step: Callable[[TrainState, Batch], Sums]
+    score_step: Score
+    """`(params, batch) -> scores` of every target, on all devices, in the order of the batch."""
     step: Step
     """What the steps are made of, not jitted."""
 
@@ -189,6 +192,12 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         eval_step=jax.jit(
             step.evaluate,
             in_shardings=(state_shardings, batch_shardings),
+            out_shardings=replicated,
+            compiler_options=options,
+        ),
+        score_step=jax.jit(
+            build_score(step, order_of_rows(config.mesh, layout)),
+            in_shardings=(state_shardings.params, batch_shardings),
             out_shardings=replicated,
             compiler_options=options,
         ),

@@ -51,7 +51,7 @@ def main():
         num_batches=config.train.steps,
     )
     train = feed.start(feed.state(0))
-    held_out = evaluation_batches(data, config.data, global_batch_size=size, rows=rows)
+    held_out = evaluation_batches(data.evaluation, config.data, global_batch_size=size, rows=rows)
 
     state = program.init()
     params = jax.tree.map(jnp.copy, plain_parameters(state.params))

@@ -129,7 +129,7 @@ def test_packing_is_told_and_built_for_training_and_what_is_held_out(tmp_path):
     data, told = opened(some), []
     sources = training_sources(data, some, 0, told.append)
     assert sources[0].records_per_epoch > 10
-    held_out = evaluation_batches(data, some, global_batch_size=4, rows=np.arange(4), tell=told.append)
+    held_out = evaluation_batches(data.evaluation, some, global_batch_size=4, rows=np.arange(4), tell=told.append)
     assert len(told) == 2
     assert sum(batch["loss_weights"].sum() for batch in held_out) == 9 * 15
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 LossSums = tuple[Float[Array, ""], Float[Array, ""]]
 
@@ -27,6 +27,49 @@ class Vocabulary:
     """Elementwise sum over the parts."""
 
 
+WHOLE = Vocabulary()
+
+
+class TargetLogits(NamedTuple):
+    """What is known of a chunk's targets."""
+
+    shifted: Float[Array, "chunk vocab"]
+    """Logits less the largest of their token."""
+    log_normalizer: Float[Array, "chunk"]
+    """Logarithm of the sum of their exponentials."""
+    label: Float[Array, "chunk"]
+    """That of the target; NaN for one that the vocabulary lacks."""
+    column: Int[Array, "chunk"]
+    """Where that is among `shifted`, if it is there."""
+
+
+def target_logits(
+    x: Float[Array, "chunk embed"],
+    kernel: Float[Array, "vocab embed"],
+    targets: Int[Array, "chunk"],
+    dense: Callable[..., jax.Array],
+    vocabulary: Vocabulary,
+) -> TargetLogits:
+    """The logits of a chunk, and of its targets among them; arguments as of `chunked_cross_entropy`."""
+    logits = dense("te,ve->tv", x, kernel, dtype=jnp.float32)
+    largest = vocabulary.largest(logits.max(-1))
+    shifted = logits - largest[:, None]
+    column = targets - vocabulary.first
+    here = (column >= 0) & (column < logits.shape[1])
+    label = jnp.where(here, jnp.take_along_axis(shifted, column[:, None], axis=1, mode="clip")[:, 0], 0.0)
+    # One message for all, where parts are elsewhere.
+    normalizer, label, known = vocabulary.total(jnp.stack([jnp.exp(shifted).sum(-1), label, here * 1.0]))
+    return TargetLogits(shifted, jnp.log(normalizer), jnp.where(known > 0, label, jnp.nan), column)
+
+
+def cut_tokens(array: Shaped[Array, "batch seq ..."], chunk: int) -> Shaped[Array, "chunks chunk ..."]:
+    """The tokens of all rows in chunks; the last is filled up with zeros."""
+    num_tokens = array.shape[0] * array.shape[1]
+    rows = array.reshape(num_tokens, *array.shape[2:])
+    padded = jnp.pad(rows, ((0, -num_tokens % chunk), *((0, 0) for _ in rows.shape[1:])))
+    return padded.reshape(-1, chunk, *rows.shape[1:])
+
+
 def chunked_cross_entropy(
     x: Float[Array, "batch seq embed"],
     targets: Int[Array, "batch seq"],
@@ -35,7 +78,7 @@ def chunked_cross_entropy(
     chunk: int,
     *,
     dense: Callable[..., jax.Array],
-    vocabulary: Vocabulary = Vocabulary(),
+    vocabulary: Vocabulary = WHOLE,
 ) -> LossSums:
     """Weighted sum of the losses of all targets, and the sum of the weights.
 
@@ -59,9 +102,7 @@ def chunked_cross_entropy(
     chunk = min(chunk, num_tokens)
 
     def cut(array: jax.Array) -> jax.Array:
-        rows = array.reshape(num_tokens, *array.shape[2:])
-        padded = jnp.pad(rows, ((0, -num_tokens % chunk), *((0, 0) for _ in rows.shape[1:])))
-        return padded.reshape(-1, chunk, *rows.shape[1:])
+        return cut_tokens(array, chunk)
 
     def chunk_loss(
         x: Float[Array, "chunk embed"],
@@ -70,21 +111,13 @@ def chunked_cross_entropy(
         weights: Float[Array, "chunk"],
     ) -> tuple[Float[Array, ""], Float[Array, "chunk vocab"]]:
         """The summed loss and its gradient by the logits."""
-        logits = dense("te,ve->tv", x, kernel, dtype=jnp.float32)
-        largest = vocabulary.largest(logits.max(-1))
-        shifted = logits - largest[:, None]
-        column = targets - vocabulary.first
-        here = (column >= 0) & (column < logits.shape[1])
-        label = jnp.where(here, jnp.take_along_axis(shifted, column[:, None], axis=1, mode="clip")[:, 0], 0.0)
-        # One message for all, where parts are elsewhere.
-        normalizer, label, known = vocabulary.total(jnp.stack([jnp.exp(shifted).sum(-1), label, here * 1.0]))
-        label = jnp.where(known > 0, label, jnp.nan)
+        shifted, log_normalizer, label, column = target_logits(x, kernel, targets, dense, vocabulary)
         # Where, not times: a position that does not count must not turn the sum into NaN.
         counts = weights > 0
-        loss = jnp.where(counts, (jnp.log(normalizer) - label) * weights, 0.0).sum()
+        loss = jnp.where(counts, (log_normalizer - label) * weights, 0.0).sum()
         # Exponentials are taken anew, cheaper than to keep an array of them as large as the logits.
-        probabilities = jnp.exp(shifted - jnp.log(normalizer)[:, None])
-        is_target = jax.lax.broadcasted_iota(jnp.int32, (1, logits.shape[1]), 1) == column[:, None]
+        probabilities = jnp.exp(shifted - log_normalizer[:, None])
+        is_target = jax.lax.broadcasted_iota(jnp.int32, (1, shifted.shape[1]), 1) == column[:, None]
         slope = jnp.where(counts[:, None], (probabilities - is_target) * weights[:, None], 0.0)
         return loss, slope
 

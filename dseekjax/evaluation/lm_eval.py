@@ -1,0 +1,121 @@
+"""The model `dseekjax` of EleutherAI's lm-eval. Needs the extra `lm-eval`.
+
+    python -m dseekjax.evaluation.lm_eval run --model dseekjax --model_args run=runs/quickstart --tasks …
+
+is lm-eval's own command with this model known to it. In Python, `DseekjaxLM(run="runs/quickstart")` goes into
+`lm_eval.simple_evaluate`.
+"""
+
+import itertools
+import logging
+import sys
+from functools import cached_property
+from typing import Any
+
+from dseekjax.errors import UserError
+from dseekjax.evaluation.likelihood import log_likelihood, log_likelihood_rolling
+from dseekjax.generation.complete import Writer
+from dseekjax.generation.sampling import Sampling
+from dseekjax.trained import open_trained
+
+try:
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    raise UserError("lm-eval is missing; install it with `pip install 'dseekjax[lm-eval]'`") from error
+
+logger = logging.getLogger(__name__)
+MAX_TOKENS = 256
+"""Written where a task does not say how many, as lm-eval's own models do."""
+
+
+@register_model("dseekjax")
+class DseekjaxLM(LM):
+    """A run's newest checkpoint."""
+
+    def __init__(
+        self,
+        run: str,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        **overrides: Any,
+    ) -> None:
+        """
+        Args:
+            run: folder of the run.
+            batch_size: given by lm-eval's command and not used: a batch is of `train.global_batch_size` sequences.
+            max_batch_size: likewise.
+            device: likewise: the mesh says which devices are used.
+            overrides: keys of the config and their values, as in `mesh.data=2`.
+        """
+        super().__init__()
+        keys = [f"{key}={value}" for key, value in overrides.items()]
+        self._trained = open_trained(run, keys, tell=logger.warning)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Tells the requests of this run from those of others, where lm-eval keeps them."""
+        return str(self._trained.path.absolute())
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """See `dseekjax.evaluation.likelihood.log_likelihood`."""
+        found = log_likelihood(self._trained, [request.args for request in requests], tell=logger.warning)
+        return self._kept("loglikelihood", requests, [(each.log_probability, each.is_greedy) for each in found])
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """See `dseekjax.evaluation.likelihood.log_likelihood_rolling`."""
+        found = log_likelihood_rolling(self._trained, [request.args[0] for request in requests])
+        return self._kept("loglikelihood_rolling", requests, [each.log_probability for each in found])
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Continues each context until one of its stop strings; a context that is too long loses its beginning."""
+        found: list[str] = []
+        for _, alike in itertools.groupby(requests, key=lambda request: repr(request.args[1])):
+            some = list(alike)
+            options = dict(some[0].args[1])
+            until, most = options.pop("until", []), int(options.pop("max_gen_toks", MAX_TOKENS))
+            sampling = _sampling(options)
+            contexts = [self._last_tokens(request.args[0], most) for request in some]
+            stop = [until] if isinstance(until, str) else until
+            texts = self._writer.complete(contexts, max_tokens=most, stop=stop, sampling=sampling)
+            found += [completion.text for completion in texts]
+        return self._kept("generate_until", requests, found)
+
+    @cached_property
+    def _writer(self) -> Writer:
+        return Writer(self._trained)
+
+    def _last_tokens(self, context: str, most: int) -> list[int]:
+        """As many tokens of a context as leave room for what is written."""
+        tokens: list[int] = self._trained.tokenizer.encode(context, add_special_tokens=False).ids
+        return (tokens or [self._trained.end_token])[-max(1, self._writer.context - most) :]
+
+    def _kept[Answer](self, method: str, requests: list[Any], answers: list[Answer]) -> list[Answer]:
+        for request, answer in zip(requests, answers, strict=True):
+            self.cache_hook.add_partial(method, request.args, answer)
+        return answers
+
+
+def _sampling(options: dict[str, Any]) -> Sampling:
+    """How tokens are drawn, from what a task says in the words of Hugging Face."""
+    draws = options.pop("do_sample", float(options.get("temperature", 0.0)) > 0)
+    temperature = float(options.pop("temperature", 1.0)) if draws else 0.0
+    options.pop("temperature", None)
+    sampling = Sampling(temperature, options.pop("top_k", None), options.pop("top_p", None))
+    if options:
+        raise UserError(
+            f"generation_kwargs has {', '.join(sorted(options))}, which the model dseekjax does not know; it takes "
+            "until, max_gen_toks, do_sample, temperature, top_k and top_p"
+        )
+    return sampling
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    try:
+        cli_evaluate()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
