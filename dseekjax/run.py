@@ -146,7 +146,7 @@ def _evaluation(config: Config, program: Program, data: Data, tell: Callable[[st
         tell=tell,
     )
     num_bytes = sum(portion.num_bytes for portion in data.evaluation)
-    num_tokens = sum(portion.num_tokens for portion in data.evaluation)
+    num_tokens = sum(portion.num_counted for portion in data.evaluation)
     return build_evaluation(
         program, batches, bytes_per_token=num_bytes / num_tokens, max_batches=config.evaluation.max_batches
     )

@@ -17,7 +17,7 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 def test_examples_run():
-    for name in ("README.md", "docs/data.md", "docs/speed.md"):
+    for name in ("README.md", "docs/data.md", "docs/finetuning.md", "docs/speed.md"):
         path = str(REPOSITORY / name)
         assert doctest.testfile(path, module_relative=False, optionflags=doctest.ELLIPSIS).failed == 0
     for module in (dseekjax, dseekjax.plan):
@@ -45,6 +45,7 @@ def test_wheel_holds_configs_and_the_novel(tmp_path):
         "dseekjax/configs/clusters/h100_sxm.yaml",
         "pallas_kernels/gpus/h100_sxm/target.txtpb",
         "dseekjax/data/texts/emma.txt",
+        "dseekjax/data/templates/chatml.jinja",
         "pallas_kernels/attention/api.py",
     ):
         assert name in names
