@@ -111,3 +111,16 @@ def test_a_run_is_tuned_on_completions_from_another(tune, tmp_path, capsys):
     # Held out are the last ten, 9+0 to 9+9: one sum of one digit, nine of two, and ten ends.
     ratio = evaluated[0]["eval_bits_per_byte"] / evaluated[0]["eval_loss"]
     assert ratio == pytest.approx((19 + 10) / 19 / math.log(2))
+
+
+def test_a_tokenizer_that_the_model_did_not_learn_is_refused(base, tune, tmp_path, capsys):
+    kept = base[0] / "run" / "tokenizer.json"
+    other = json.loads(kept.read_text())
+    vocabulary = other["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    assert tune(f"data.tokenizer={tmp_path / 'other.json'}") == 2
+    error = capsys.readouterr().err
+    assert "its tokens are not those that the model of train.initialize_from" in error
+    assert f"set data.tokenizer to {kept}" in error
+    assert not (tmp_path / "tuned" / "config.yaml").exists()
