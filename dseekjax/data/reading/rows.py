@@ -19,8 +19,8 @@ class TextRow:
         return (self.field,)
 
     def read(self, values: Mapping[str, Any]) -> Row:
-        missing = _no_string(values, self.field)
-        return Row(None, missing) if missing else Row((Segment(values[self.field]),))
+        text = values.get(self.field)
+        return Row((Segment(text),)) if isinstance(text, str) else Row(None, _no_string(values, self.field))
 
 
 @dataclass(frozen=True)
