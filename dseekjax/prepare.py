@@ -10,7 +10,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dseekjax.data.config import END_OF_DOCUMENT, DataConfig, check_separator, check_tokenizer
+from dseekjax.data.config import (
+    END_OF_DOCUMENT,
+    ChatConfig,
+    CompletionConfig,
+    DataConfig,
+    check_separator,
+    check_tokenizer,
+)
 from dseekjax.errors import UserError, about
 
 if TYPE_CHECKING:
@@ -31,6 +38,14 @@ EPILOG = """\
 Text files (.txt, .md or any other name) are one document each, unless there is a --document-separator; .jsonl and
 .parquet hold one to a line. Text and .jsonl may be compressed as .gz or .zst. What is made depends on the files and
 these options alone, not on the number of workers."""
+
+
+FORMAT_OPTIONS = (
+    ("--prompt-field", "completion", "the field of the prompt; default prompt"),
+    ("--completion-field", "completion", "the field of what follows it; default completion"),
+    ("--messages-field", "chat", "the field of the list of objects with role and content; default messages"),
+    ("--chat-template", "chat", "chatml, plain, or the path of a Jinja template or of a tokenizer_config.json"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,6 +91,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--end-of-document", metavar="TOKEN", default=END_OF_DOCUMENT, help="put after each document; default "
         "%(default)s")  # fmt: skip
     add("--text-field", metavar="NAME", default="text", help="of .jsonl and .parquet; default %(default)s")
+    add("--format", choices=("text", "completion", "chat"), default="text", help="what .jsonl and .parquet hold: "
+        "texts; prompts with completions, which alone count in the loss; or messages, of which the assistant's count; "
+        "default %(default)s")  # fmt: skip
+    for option, format, meaning in FORMAT_OPTIONS:
+        add(option, metavar="NAME", help=f"with --format {format}: {meaning}")
     add("--document-separator", metavar="REGEX", help="at whose matches text files are cut into documents")
     add("--strict", action="store_true", help="stop at a line that is no document, instead of leaving it out")
     add("--workers", metavar="N", help="processes that tokenise; default one per core")
@@ -94,6 +114,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         options.held_out_fraction = -1.0
     if not 0 <= options.held_out_fraction < 1:
         raise UserError("--held-out-fraction is no number from 0 to below 1, as in 0.1; give one")
+    for option, format, _ in FORMAT_OPTIONS:
+        value = vars(options)[option.removeprefix("--").replace("-", "_")]
+        if value is not None and options.format != format:
+            raise UserError(f"{option} {value} is for --format {format}, and that is {options.format}; leave it out")
+    if options.format == "chat" and options.chat_template is None:
+        raise UserError("--chat-template is missing; give the one that the tokenizer came with, or chatml or plain")
     try:
         check_tokenizer(options.tokenizer)
     except ValueError as error:
@@ -143,11 +169,15 @@ def _recipe(options: argparse.Namespace, console: "Console") -> "Recipe":
     from dseekjax.data.preparation.learning import sample
     from dseekjax.data.preparation.pipeline import Recipe
     from dseekjax.data.reading.inputs import Format, find_inputs
+    from dseekjax.data.sources import example_row
     from dseekjax.data.tokenizers import end_of_document_id, fingerprint, learned_size, ready_tokenizer, train_tokenizer
 
     with about("--input"):
         inputs = find_inputs(options.input)
-    format = Format(options.text_field, options.document_separator, options.strict)
+    with about("--chat-template"):
+        named = _format(options)
+        example = None if named is None else example_row(named, options.end_of_document)
+    format = Format(options.text_field, options.document_separator, options.strict, example)
     format.refuse_unused(inputs)
     size = learned_size(options.tokenizer)
     if size is None:
@@ -162,6 +192,19 @@ def _recipe(options: argparse.Namespace, console: "Console") -> "Recipe":
         return train_tokenizer(sample(inputs, format, options.held_out_fraction), size, options.end_of_document)
 
     return Recipe(inputs, format, options.end_of_document, f"train:{size} {options.held_out_fraction}", learn)
+
+
+def _format(options: argparse.Namespace) -> CompletionConfig | ChatConfig | None:
+    given = {
+        "prompt_field": options.prompt_field,
+        "completion_field": options.completion_field,
+        "messages_field": options.messages_field,
+        "template": options.chat_template,
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    if options.format == "completion":
+        return CompletionConfig(**values)
+    return ChatConfig(**values) if options.format == "chat" else None
 
 
 def _tell_what_was_made(console: "Console", manifest: "Manifest", output: Path, rate: float) -> None:
@@ -184,6 +227,7 @@ def _tell_what_was_made(console: "Console", manifest: "Manifest", output: Path, 
 
 def _pack(options: argparse.Namespace, output: Path, console: "Console") -> None:
     from dseekjax.data.corpus import hold_out, open_corpus
+    from dseekjax.data.fitting import describe_cut
     from dseekjax.data.packing import open_index
 
     corpus = open_corpus(output)
@@ -192,6 +236,8 @@ def _pack(options: argparse.Namespace, output: Path, console: "Console") -> None
         return
     for portion in hold_out(corpus, options.held_out_fraction, "the text"):
         if portion is not None:
+            if cut := describe_cut(portion, options.sequence_length, options.packing):
+                console.print(cut)
             index = open_index(portion, options.sequence_length, console.print)
             filled = int(index.piece_lengths.sum()) / max(1, index.num_records * options.sequence_length)
             console.print(f"{portion.label}: {index.num_records:,} sequences, {filled:.1%} filled.")

@@ -15,6 +15,8 @@ from dseekjax.config import Config, dump_config
 from dseekjax.data.assembly import evaluation_batches, training_feed
 from dseekjax.data.feed import TrainingFeed
 from dseekjax.data.sources import Data, open_data
+from dseekjax.data.tokenizers import load_tokenizer
+from dseekjax.errors import UserError
 from dseekjax.insight.metrics import MetricsHook, read_records
 from dseekjax.insight.preparation import PreparationProgress
 from dseekjax.insight.profile import ProfileHook
@@ -84,6 +86,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
         )
     feed, evaluation = _feed(config, program, data, tell), _evaluation(config, program, data, tell)
     if done is None:
+        _refuse_other_tokenizer(config, data)
         # Before anything is written down that the corrected command would stumble over.
         feed.refuse_too_few()
         for source, epochs in zip(config.data.sources, feed.epochs(), strict=True):
@@ -123,6 +126,18 @@ def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirec
     return directory
 
 
+def _refuse_other_tokenizer(config: Config, data: Data) -> None:
+    """Parameters know tokens by their ids, so what goes on from them needs the same; it may have more besides."""
+    if config.train.initialize_from is None:
+        return
+    path = RunDirectory(config.train.initialize_from).tokenizer
+    if path.is_file() and not load_tokenizer(path).get_vocab().items() <= data.tokenizer.get_vocab().items():
+        raise UserError(
+            f"data.tokenizer {config.data.tokenizer or 'null'}: its tokens are not those that the model of "
+            f"train.initialize_from {config.train.initialize_from} has learned; set data.tokenizer to {path}"
+        )
+
+
 def _feed(config: Config, program: Program, data: Data, tell: Callable[[str], None]) -> TrainingFeed:
     return training_feed(
         data,
@@ -146,7 +161,7 @@ def _evaluation(config: Config, program: Program, data: Data, tell: Callable[[st
         tell=tell,
     )
     num_bytes = sum(portion.num_bytes for portion in data.evaluation)
-    num_tokens = sum(portion.num_tokens for portion in data.evaluation)
+    num_tokens = sum(portion.num_counted for portion in data.evaluation)
     return build_evaluation(
         program, batches, bytes_per_token=num_bytes / num_tokens, max_batches=config.evaluation.max_batches
     )

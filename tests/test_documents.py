@@ -17,7 +17,7 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 def test_examples_run():
-    for name in ("README.md", "docs/data.md", "docs/evaluation.md", "docs/speed.md"):
+    for name in ("README.md", "docs/data.md", "docs/evaluation.md", "docs/finetuning.md", "docs/speed.md"):
         path = str(REPOSITORY / name)
         assert doctest.testfile(path, module_relative=False, optionflags=doctest.ELLIPSIS).failed == 0
     for module in (dseekjax, dseekjax.plan):
@@ -46,6 +46,7 @@ def test_wheel_holds_configs_and_the_novel(tmp_path):
         "pallas_kernels/gpus/h100_sxm/target.txtpb",
         "dseekjax/data/texts/emma.txt",
         "dseekjax/evaluation/examples/emma_endings.jsonl",
+        "dseekjax/data/templates/chatml.jinja",
         "pallas_kernels/attention/api.py",
     ):
         assert name in names

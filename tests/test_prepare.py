@@ -179,3 +179,35 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "1 documents" in done.stdout
+
+
+def test_examples_are_prepared_inspected_and_trained_on(tmp_path, capsys):
+    chats = [[{"role": "user", "content": f"{i}+1?"}, {"role": "assistant", "content": str(i + 1)}] for i in range(40)]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"talk": chat}) + "\n" for chat in [*chats, []]))
+    folder = tmp_path / "corpus"
+    arguments = ["--input", str(path), "--output", str(folder), "--workers", "1"]
+    form = ["--format", "chat", "--messages-field", "talk", "--chat-template", "plain"]
+    assert main([*arguments, *form, "--sequence-length", "24"]) == 0
+    output = capsys.readouterr().out
+    assert "Left out 1 lines that are no document:" in output
+    assert f"{path} line 41 has no messages in 'talk'" in output
+    # The ten shortest are 25 tokens, of which the last is a target only, or with 9+1? one more.
+    assert "27 of 36 examples of the text are longer than data.sequence_length 24" in output
+    assert main([*arguments, *form]) == 0
+    assert "holds just this already" in capsys.readouterr().out
+    for options, message in (
+        (["--prompt-field", "a"], "--prompt-field a is for --format completion, and that is text; leave it out"),
+        (
+            ["--format", "completion", "--messages-field", "a"],
+            "--messages-field a is for --format chat, and that is com",
+        ),
+        (["--format", "chat"], "--chat-template is missing; give the one that the tokenizer came with, or chatml or"),
+        (["--format", "chat", "--chat-template", "x"], "--chat-template: cannot read the chat template x (No such"),
+        (["--format", "completion", "--text-field", "a"], "the text field 'a' is for documents that are one text"),
+        (["--format", "completion", "--strict"], f"{path} line 1 has no field 'prompt', only 'talk'; mend it"),
+    ):
+        assert main([*arguments[:3], str(tmp_path / "other"), *options]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["inspect", str(folder)]) == 0
+    assert "of concatenate" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from dseekjax.data.config import DataConfig
 from dseekjax.data.corpus import Portion
 from dseekjax.data.endless import Shuffled, Source, order_key
 from dseekjax.data.feed import TrainingFeed
+from dseekjax.data.fitting import describe_cut
 from dseekjax.data.packing import open_index
 from dseekjax.data.records import Concatenated, Packed, Records
 from dseekjax.data.sources import Data
@@ -84,6 +85,8 @@ def evaluation_batches(
 
 
 def _records(portion: Portion, config: DataConfig, tell: Tell) -> Records:
+    if cut := describe_cut(portion, config.sequence_length, config.packing):
+        tell(cut)
     if config.packing == "concatenate":
         return Concatenated.of(portion, config.sequence_length)
     return Packed.of(portion, open_index(portion, config.sequence_length, tell), config.sequence_length)

@@ -1,9 +1,9 @@
 """What is read, and how it is cut into sequences."""
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from dseekjax.section import Section
 
@@ -33,6 +33,37 @@ def check_separator(pattern: str) -> str:
     return pattern
 
 
+class CompletionConfig(Section):
+    kind: Literal["completion"] = Field(
+        "completion",
+        description="What .jsonl and .parquet hold, where the loss counts a part of a document only. completion: a "
+        "prompt, and what is to follow it, which counts. chat: messages, of which the assistant's count. Without a "
+        "format documents are one text, which counts.",
+    )
+    prompt_field: str = Field("prompt", description="Of completion: the field that holds the prompt.")
+    completion_field: str = Field("completion", description="Of completion: the field that holds what follows it.")
+
+
+class ChatConfig(Section):
+    kind: Literal["chat"] = Field("chat", description="Messages, of which those of the assistant count.")
+    messages_field: str = Field(
+        "messages", description="Of chat: the field that holds a list of objects with role and content."
+    )
+    template: str = Field(
+        description="Of chat: how messages become text. chatml, plain (for tokenizers without tokens for chats), or "
+        "the path of a Jinja template or of a tokenizer_config.json that has one, as tokenizers of Hugging Face do."
+    )
+
+
+def _kind(value: Any) -> str:
+    return value.get("kind", "completion") if isinstance(value, dict) else getattr(value, "kind", "completion")
+
+
+FormatConfig = Annotated[
+    Annotated[CompletionConfig, Tag("completion")] | Annotated[ChatConfig, Tag("chat")], Discriminator(_kind)
+]
+
+
 class SourceConfig(Section):
     path: str = Field(
         description="A folder made by `python -m dseekjax.prepare`, or text, .jsonl or .parquet, .gz and .zst too, or "
@@ -51,6 +82,7 @@ class SourceConfig(Section):
         "without end.",
     )
     text_field: str = Field("text", description="Of .jsonl and .parquet: the field that holds a document's text.")
+    format: FormatConfig | None = None
     document_separator: str | None = Field(
         None,
         description="Regular expression at whose matches text files are cut into documents; null keeps them whole.",
@@ -71,6 +103,11 @@ class SourceConfig(Section):
         if self.streaming and self.max_epochs is not None:
             raise ValueError(
                 f"max_epochs {self.max_epochs} is not known to a source with streaming; prepare it, or leave it out"
+            )
+        if self.streaming and self.format is not None:
+            raise ValueError(
+                f"format {self.format.kind} is not known to a source with streaming; leave streaming out, and it is "
+                "prepared first"
             )
         return self
 

@@ -3,6 +3,8 @@
 A corpus is a folder: `tokens-00000.bin` and so on hold the ids of all documents one after the other, each document
 closed by its end token; `document_ends.bin` tells where they end, `document_bytes.bin` how many bytes of text they
 were, both as int64; `tokenizer.json`; `inputs.jsonl`, the files that were read; `manifest.json`, counts and hashes.
+Where the loss counts some of the tokens only, `mask_starts.bin` and `mask_ends.bin` tell which it does not, and
+`counted_bytes.bin` how many bytes of each document it does, all as int64.
 """
 
 from collections.abc import Callable
@@ -15,14 +17,18 @@ import tokenizers
 from jaxtyping import Int
 
 from dseekjax.data.manifest import (
+    COUNTED_BYTES,
     DOCUMENT_BYTES,
     DOCUMENT_ENDS,
+    MASK_ENDS,
+    MASK_STARTS,
     TOKENIZER,
     Manifest,
     hash_file,
     read_manifest,
     shard_name,
 )
+from dseekjax.data.mask import Mask
 from dseekjax.data.tokens import Tokens, map_file
 from dseekjax.errors import UserError
 
@@ -41,6 +47,13 @@ class Corpus:
     document_ends: Int[np.ndarray, "documents"]
     """Where each document ends, its end token included."""
     document_bytes: Int[np.ndarray, "documents"]
+    mask: Mask | None = None
+    """Which tokens are no targets of the loss; None if all are."""
+
+    @property
+    def counted_bytes(self) -> Int[np.ndarray, "documents"]:
+        """How many bytes of each document's text are targets of the loss."""
+        return self.document_bytes if self.mask is None else self.mask.counted_bytes
 
     @cached_property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -63,7 +76,10 @@ def open_corpus(path: Path) -> Corpus:
     num_shards = sum(name.startswith("tokens-") for name in manifest.files)
     shards = [map_file(path / shard_name(i), manifest.dtype) for i in range(num_shards)]
     ends, num_bytes = (map_file(path / name, "int64") for name in (DOCUMENT_ENDS, DOCUMENT_BYTES))
-    return Corpus(path, manifest, Tokens(tuple(shards), manifest.tokens_per_shard), ends, num_bytes)
+    mask = None
+    if manifest.is_masked:
+        mask = Mask(*(map_file(path / name, "int64") for name in (MASK_STARTS, MASK_ENDS, COUNTED_BYTES)))
+    return Corpus(path, manifest, Tokens(tuple(shards), manifest.tokens_per_shard), ends, num_bytes, mask)
 
 
 def verify_corpus(path: Path, watch: Callable[[int, int], None] = lambda done, total: None) -> Manifest:
@@ -115,7 +131,7 @@ class Portion:
     stop: int
     """The token after its last."""
     num_bytes: int
-    """Of text."""
+    """Of text that the loss counts."""
     label: str = field(default="a source", compare=False)
     """What it is of, for messages."""
 
@@ -124,24 +140,37 @@ class Portion:
         return self.stop - self.start
 
     @property
+    def num_counted(self) -> int:
+        """Tokens that the loss counts."""
+        mask = self.corpus.mask
+        return self.num_tokens - (0 if mask is None else int(mask.count(self.start, self.stop)))
+
+    @property
     def identity(self) -> str:
-        """A hash of its tokens and where its documents start."""
+        """A hash of its tokens, where its documents start and which count."""
         return f"{self.corpus.manifest.identity}:{self.start}-{self.stop}"
 
 
 def hold_out(corpus: Corpus, fraction: float, label: str = "a source") -> tuple[Portion, Portion | None]:
-    """Splits off the last `fraction` of the documents; a single one is cut, at the end of a line if one is near."""
+    """Splits off the last `fraction` of the documents; a single one is cut, at the end of a line if one is near.
+
+    Raises:
+        UserError: it is a single one of which a part only counts.
+    """
     total = corpus.manifest.num_tokens
+    all_bytes = corpus.manifest.num_bytes if corpus.mask is None else int(corpus.counted_bytes.sum())
     if fraction == 0.0:
-        return Portion(corpus, 0, total, corpus.manifest.num_bytes, label), None
+        return Portion(corpus, 0, total, all_bytes, label), None
     held_out = f"the held-out part of {label}"
     count = kept_documents(corpus.manifest.num_documents, fraction)
     if count:
-        cut, num_bytes = int(corpus.document_ends[count - 1]), int(corpus.document_bytes[:count].sum())
+        cut, num_bytes = int(corpus.document_ends[count - 1]), int(corpus.counted_bytes[:count].sum())
+    elif corpus.mask is not None:
+        raise UserError(f"{label} is a single example, and none can be held out; give more, or hold out none")
     else:
         cut = _line_start(corpus, max(1, int(total * (1 - fraction))))
-        num_bytes = corpus.manifest.num_bytes - _text_bytes(corpus, cut, total)
-    rest = Portion(corpus, cut, total, corpus.manifest.num_bytes - num_bytes, held_out) if cut < total else None
+        num_bytes = all_bytes - _text_bytes(corpus, cut, total)
+    rest = Portion(corpus, cut, total, all_bytes - num_bytes, held_out) if cut < total else None
     return Portion(corpus, 0, cut, num_bytes, label), rest
 
 

@@ -29,7 +29,8 @@ class Packing(BaseModel):
     documents_cut: float = Field(description="Share of documents that are longer than a sequence.")
     first_fit_filled: float = Field(description="Share of positions that hold a token, with first_fit.")
     concatenate_counted: float = Field(
-        description="Share of positions that count in the loss, with concatenate: not those at the end of a document."
+        description="Share of positions that count in the loss, with concatenate: not those at the end of a document, "
+        "nor those before a token of a prompt."
     )
 
 
@@ -64,7 +65,7 @@ def inspect_corpus(corpus: Corpus, sequence_length: int, num_samples: int) -> In
             sequence_length=sequence_length,
             documents_cut=float((lengths > sequence_length + 1).mean()),
             first_fit_filled=_filled(corpus, sequence_length),
-            concatenate_counted=1 - len(lengths) / corpus.manifest.num_tokens,
+            concatenate_counted=_num_targets(corpus) / corpus.manifest.num_tokens,
         ),
         num_counted=int(counts.sum()),
         num_different=int(np.count_nonzero(counts)),
@@ -135,6 +136,15 @@ def _count_tokens(corpus: Corpus) -> np.ndarray:
     for some in counted:
         counts[: len(some)] += some
     return counts
+
+
+def _num_targets(corpus: Corpus) -> int:
+    """Tokens that count and are not the first of a document, which nothing comes before."""
+    ends = np.asarray(corpus.document_ends)
+    if corpus.mask is None:
+        return corpus.manifest.num_tokens - len(ends)
+    firsts = np.concatenate([[0], ends[:-1]])
+    return corpus.manifest.num_tokens - int((corpus.mask.count(firsts + 1, ends) + 1).sum())
 
 
 def _filled(corpus: Corpus, sequence_length: int) -> float:

@@ -11,11 +11,16 @@ from dseekjax.errors import UserError
 from dseekjax.files import write_whole
 
 FORMAT = 2
+# The same, with a mask; who knows only 2 must not read it as text of which all counts.
+MASKED_FORMAT = 3
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 INPUTS = "inputs.jsonl"
 DOCUMENT_ENDS = "document_ends.bin"
 DOCUMENT_BYTES = "document_bytes.bin"
+COUNTED_BYTES = "counted_bytes.bin"
+MASK_STARTS = "mask_starts.bin"
+MASK_ENDS = "mask_ends.bin"
 
 
 class File(BaseModel):
@@ -67,8 +72,13 @@ class Manifest(BaseModel):
     files: dict[str, File]
 
     @property
+    def is_masked(self) -> bool:
+        """Whether the loss counts some of the tokens only."""
+        return self.format == MASKED_FORMAT
+
+    @property
     def identity(self) -> str:
-        """A hash of the tokens and where their documents start, whatever they were made from."""
+        """A hash of the tokens, where their documents start and which count, whatever they were made from."""
         hashed = {name: file.sha256 for name, file in self.files.items() if name.endswith(".bin")}
         return hashlib.sha256(json.dumps([self.dtype, hashed], sort_keys=True).encode()).hexdigest()
 
@@ -100,10 +110,10 @@ def read_manifest(folder: Path) -> Manifest:
         values = json.loads(path.read_bytes())
         if values.get("kind", "tokens") != "tokens":
             raise UserError(f"{folder} holds {values['kind']}, and tokens are needed; give a folder of tokens")
-        if values.get("format") != FORMAT:
+        if values.get("format") not in (FORMAT, MASKED_FORMAT):
             raise UserError(
-                f"the corpus {folder} is of format {values.get('format')!r} and this version reads {FORMAT}; "
-                "prepare it anew"
+                f"the corpus {folder} is of format {values.get('format')!r} and this version reads {FORMAT} and "
+                f"{MASKED_FORMAT}; prepare it anew"
             )
         if values.pop("sha256") != _hash(values):
             raise UserError(

@@ -68,9 +68,11 @@ def first_fit(lengths: Int[np.ndarray, "pieces"], capacity: int) -> Int[np.ndarr
 def pieces(portion: Portion, length: int) -> Iterator[tuple[Int[np.ndarray, "pieces"], Int[np.ndarray, "pieces"]]]:
     """Starts and lengths of what documents are cut into: `length` tokens each, and less at a document's end.
 
-    The last token of a document, or of a portion, is a target only, and a document of one token has no piece.
+    The last token of a document, or of a portion, is a target only, and a document of one token has no piece. Of an
+    example that has a prompt only the first piece is one, for those after it would not see the prompt; none if the loss
+    would count nothing of it.
     """
-    ends = portion.corpus.document_ends
+    ends, mask = portion.corpus.document_ends, portion.corpus.mask
     document, last = np.searchsorted(ends, [portion.start, portion.stop], side="right").tolist()
     while document <= last and document < len(ends):
         start = int(ends[document - 1]) if document else 0
@@ -83,6 +85,9 @@ def pieces(portion: Portion, length: int) -> Iterator[tuple[Int[np.ndarray, "pie
         begins, stops = np.maximum(begins, portion.start), np.minimum(stops, portion.stop)
         tokens = np.maximum(stops - begins - 1, 0)
         counts = -(-tokens // length)
+        if mask is not None:
+            kept = np.minimum(tokens, length)
+            counts = (mask.count(begins + 1, begins + 1 + kept) < kept).astype(np.int64)
         which = np.repeat(np.arange(len(tokens)), counts)
         number = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
         yield begins[which] + number * length, np.minimum(length, tokens[which] - number * length)

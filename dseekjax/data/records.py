@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from dseekjax.data.corpus import Portion
+from dseekjax.data.mask import Mask
 from dseekjax.data.packing import PackingIndex
 from dseekjax.data.tokens import Tokens
 from dseekjax.errors import UserError
@@ -65,6 +66,7 @@ class Concatenated:
     stop: int
     sequence_length: int
     identity: str
+    mask: Mask | None = None
 
     @classmethod
     def of(cls, portion: Portion, sequence_length: int) -> Self:
@@ -81,7 +83,9 @@ class Concatenated:
             )
         corpus = portion.corpus
         identity = f"{portion.identity}:concatenate-{sequence_length}"
-        return cls(corpus.tokens, corpus.document_ends, portion.start, portion.stop, sequence_length, identity)
+        return cls(
+            corpus.tokens, corpus.document_ends, portion.start, portion.stop, sequence_length, identity, corpus.mask
+        )
 
     def __len__(self) -> int:
         return (self.stop - self.start - 1) // self.sequence_length
@@ -100,7 +104,7 @@ class Concatenated:
         pieces = Pieces(rows, starts, piece_stops - starts, piece_stops == ends)
         # A row is one stretch of tokens, whatever documents it holds.
         runs = (np.arange(len(indices)) * self.sequence_length, begins, np.full(len(indices), self.sequence_length))
-        return _assemble(self.tokens, pieces, runs, len(indices), self.sequence_length)
+        return _assemble(self.tokens, self.mask, pieces, runs, len(indices), self.sequence_length)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class Packed:
     index: PackingIndex
     sequence_length: int
     identity: str
+    mask: Mask | None = None
 
     @classmethod
     def of(cls, portion: Portion, index: PackingIndex, sequence_length: int) -> Self:
@@ -120,9 +125,9 @@ class Packed:
             UserError: it has not one.
         """
         if not index.num_records:
-            raise UserError(f"{portion.label} has no document of two tokens or more; give more text")
+            raise UserError(_nothing_packed(portion, sequence_length))
         identity = f"{portion.identity}:first_fit-{sequence_length}"
-        return cls(portion.corpus.tokens, index, sequence_length, identity)
+        return cls(portion.corpus.tokens, index, sequence_length, identity, portion.corpus.mask)
 
     def __len__(self) -> int:
         return self.index.num_records
@@ -137,7 +142,16 @@ class Packed:
         starts = self.index.piece_starts[which]
         pieces = Pieces(rows, starts, lengths, np.zeros(len(rows), bool))
         runs = (_flat(pieces, self.sequence_length), starts, lengths)
-        return _assemble(self.tokens, pieces, runs, len(indices), self.sequence_length)
+        return _assemble(self.tokens, self.mask, pieces, runs, len(indices), self.sequence_length)
+
+
+def _nothing_packed(portion: Portion, sequence_length: int) -> str:
+    if portion.corpus.mask is None:
+        return f"{portion.label} has no document of two tokens or more; give more text"
+    return (
+        f"data.sequence_length {sequence_length} is too short for {portion.label}: every prompt fills it, and nothing "
+        "is left to count; choose more"
+    )
 
 
 def _flat(pieces: Pieces, sequence_length: int) -> Int[np.ndarray, "pieces"]:
@@ -148,12 +162,18 @@ def _flat(pieces: Pieces, sequence_length: int) -> Int[np.ndarray, "pieces"]:
 
 
 def _assemble(
-    tokens: Tokens, pieces: Pieces, runs: tuple[np.ndarray, np.ndarray, np.ndarray], batch: int, sequence_length: int
+    tokens: Tokens,
+    mask: Mask | None,
+    pieces: Pieces,
+    runs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    batch: int,
+    sequence_length: int,
 ) -> Fields:
     """The fields of a batch.
 
     Args:
         tokens: of the corpus.
+        mask: which of them are no targets.
         pieces: what lies where; what they leave free at the end of a row is padding.
         runs: stretches of tokens that cover the pieces: place in the batch as one row, first token, length.
     """
@@ -171,6 +191,8 @@ def _assemble(
     positions[places[begins_row]] = 0
     loss_weights = np.ones(size, np.float32)
     loss_weights[(places + pieces.lengths - 1)[pieces.end_document]] = 0
+    if mask is not None:
+        mask.apply(loss_weights, runs[0], runs[1] + 1, runs[2])
     shape = (batch, sequence_length)
     fields = {
         "tokens": inputs.reshape(shape),

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import tokenizers
 
-from dseekjax.data.config import END_OF_DOCUMENT, DataConfig, SourceConfig
+from dseekjax.data.config import END_OF_DOCUMENT, ChatConfig, CompletionConfig, DataConfig, SourceConfig
 from dseekjax.data.corpus import Corpus, Portion, hold_out, open_corpus
 from dseekjax.data.preparation.learning import sample
 from dseekjax.data.preparation.pipeline import Recipe, Watch, prepare_corpus
+from dseekjax.data.reading.chat import load_template
 from dseekjax.data.reading.inputs import Format, Input, find_inputs
+from dseekjax.data.reading.rows import ChatRow, CompletionRow
 from dseekjax.data.streaming import Stream
 from dseekjax.data.tokenizers import (
     end_of_document_id,
@@ -70,13 +72,16 @@ def open_data(
     Raises:
         UserError: a source cannot be read, or the tokenizer does not fit the model or the sources.
     """
-    found = {f"data.sources.{i}": _find(source, f"data.sources.{i}") for i, source in enumerate(config.sources)}
-    evaluation = {
-        f"data.evaluation_sources.{i}": _find(source, f"data.evaluation_sources.{i}")
-        for i, source in enumerate(config.evaluation_sources)
-    }
-    prepared = {label: source for label, source in (found | evaluation).items() if isinstance(source, Corpus)}
+    named = {f"data.sources.{i}": source for i, source in enumerate(config.sources)}
+    for_evaluation = {f"data.evaluation_sources.{i}": source for i, source in enumerate(config.evaluation_sources)}
+    folders = {label: source for label, source in (named | for_evaluation).items() if _is_folder(source)}
+    prepared = {label: _open(source, label) for label, source in folders.items()}
     end_of_document = _end_of_document(config, prepared)
+
+    def find(sources: dict[str, SourceConfig]) -> dict[str, Corpus | _Files]:
+        return {label: prepared.get(label) or _find(it, label, end_of_document) for label, it in sources.items()}
+
+    found, evaluation = find(named), find(for_evaluation)
     tokenizer = _tokenizer(config, found, prepared, end_of_document, kept_tokenizer)
     needed = vocabulary_size(tokenizer)
     if needed > model_vocabulary_size:
@@ -154,20 +159,40 @@ def open_whole(
     return hold_out(corpus, 0.0, path)[0]
 
 
-def _find(source: SourceConfig, label: str) -> Corpus | _Files:
-    path = Path(source.path).expanduser()
-    if not path.is_dir():
-        with about(f"{label}.path"):
-            inputs = find_inputs([source.path])
-        format = Format(source.text_field, source.document_separator)
-        with about(label):
-            format.refuse_unused(inputs)
-        return _Files(inputs, format)
-    for field in ("document_separator", "streaming", "text_field"):
+def example_row(config: CompletionConfig | ChatConfig, end_of_document: str) -> CompletionRow | ChatRow:
+    """How a row becomes an example, as the config says.
+
+    Raises:
+        UserError: there is no such chat template, or what is the assistant's cannot be told from what it writes.
+    """
+    if isinstance(config, CompletionConfig):
+        return CompletionRow(config.prompt_field, config.completion_field)
+    return ChatRow(config.messages_field, load_template(config.template, end_of_document))
+
+
+def _is_folder(source: SourceConfig) -> bool:
+    return Path(source.path).expanduser().is_dir()
+
+
+def _open(source: SourceConfig, label: str) -> Corpus:
+    for field in ("document_separator", "streaming", "text_field", "format"):
         if getattr(source, field) != SourceConfig.model_fields[field].default:
             raise UserError(f"{label}.{field} is for files, and {source.path} is a folder; leave it out")
     with about(f"{label}.path"):
-        return open_corpus(path)
+        return open_corpus(Path(source.path).expanduser())
+
+
+def _find(source: SourceConfig, label: str, end_of_document: str) -> _Files:
+    with about(f"{label}.path"):
+        inputs = find_inputs([source.path])
+    example = None
+    if source.format is not None:
+        with about(f"{label}.format"):
+            example = example_row(source.format, end_of_document)
+    format = Format(source.text_field, source.document_separator, example=example)
+    with about(label):
+        format.refuse_unused(inputs)
+    return _Files(inputs, format)
 
 
 def _cached(cache_dir: str, recipe: Recipe, workers: int, tell: Tell, watch: Watch) -> Path:

@@ -28,7 +28,7 @@ class SourceLoss:
     num_targets: int
     """Tokens that were predicted: not the first of a document, nor what was left out."""
     num_tokens: int
-    """All of the text, the end of each document included."""
+    """Of the text that counts, the end of each document included."""
     num_bytes: int
     """Of the same text."""
 
@@ -99,4 +99,4 @@ def source_loss(
         watch(number + 1, count)
     if not num_targets:
         raise UserError(f"{portion.label} has no token that follows another in its document; give more text")
-    return SourceLoss(portion.label, loss_sum, num_targets, portion.num_tokens, portion.num_bytes)
+    return SourceLoss(portion.label, loss_sum, num_targets, portion.num_counted, portion.num_bytes)

@@ -24,12 +24,14 @@ Evaluation = Callable[[TrainState], Record]
 def build_evaluation(
     program: Program, batches: Batches, *, bytes_per_token: float, max_batches: int | None
 ) -> Evaluation:
-    """A function from a state to `eval_loss` (nats per token) and `eval_bits_per_byte`.
+    """A function from a state to `eval_loss` (nats per token that counts) and `eval_bits_per_byte`.
+
+    Both are None where no token of those batches counts.
 
     Args:
         program: whose `eval_step` runs.
         batches: all evaluation batches.
-        bytes_per_token: length of the corpus in bytes of text over its length in tokens.
+        bytes_per_token: bytes of text over tokens, both of what the loss counts.
         max_batches: how many of them to use, None for all.
     """
     rows = rows_of_process(program.batch_shape)
@@ -37,7 +39,10 @@ def build_evaluation(
 
     def evaluate(state: TrainState) -> Record:
         sums = [program.eval_step(state, to_devices(batches[i], rows, program.batch_shape)) for i in range(count)]
-        loss = sum(float(each["loss"]) for each in sums) / sum(float(each["weight"]) for each in sums)
+        weight = sum(float(each["weight"]) for each in sums)
+        if not weight:
+            return {"eval_loss": None, "eval_bits_per_byte": None}
+        loss = sum(float(each["loss"]) for each in sums) / weight
         return {"eval_loss": loss, "eval_bits_per_byte": loss / math.log(2) / bytes_per_token}
 
     return evaluate

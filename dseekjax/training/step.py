@@ -40,18 +40,24 @@ class Step:
     """Order of tokens within it."""
 
     def train(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """One optimizer step. A non-finite loss or gradient changes nothing but `step` and `bad_steps`."""
+        """One optimizer step. A non-finite loss or gradient changes nothing but `step` and `bad_steps`.
+
+        A batch of which no target counts changes nothing but `step`; its loss, a mean of nothing, is told as 0.
+        """
         gradients, sums = self.gradients(state, batch)
-        loss = sums["loss"] / sums["weight"]
-        gradients = jax.tree.map(lambda gradient: gradient / sums["weight"], gradients)
+        counts = sums["weight"] > 0
+        weight = jnp.where(counts, sums["weight"], 1.0)
+        loss = sums["loss"] / weight
+        gradients = jax.tree.map(lambda gradient: gradient / weight, gradients)
         gradients, gradient_norm = clip_by_global_norm(gradients, self.clip_norm)
         learning_rate = self.schedule(state.step)
-        good = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
+        finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
+        good = finite & counts
         direction, optimizer_state = self.optimizer.update(gradients, state.optimizer_state, state.params, good=good)
         params = jax.tree.map(
             lambda param, change: jnp.where(good, param - learning_rate * change, param), state.params, direction
         )
-        bad_steps = jnp.where(good, 0, state.bad_steps + 1)
+        bad_steps = jnp.where(good, 0, state.bad_steps + ~finite)
         metrics = {
             "loss": loss,
             "grad_norm": gradient_norm,

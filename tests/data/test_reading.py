@@ -163,7 +163,7 @@ def test_damaged_files_are_one_sentence(name, content, message, tmp_path):
 def test_parquet_that_does_not_fit_is_named(tmp_path):
     table(tmp_path / "a.parquet", ["a", None], row_group_size=1)
     found, (passed,) = documents(tmp_path / "a.parquet")
-    assert (found, passed.reasons) == (["a"], [(1, "has null for its text")])
+    assert (found, passed.reasons) == (["a"], [(1, "has null for 'text', where a string is needed")])
     with pytest.raises(UserError, match=r"a\.parquet line 2 has null"):
         documents(
             tmp_path / "a.parquet", Format(strict=True), [Span(find_inputs([str(tmp_path / "a.parquet")])[0], 1, 2, 0)]

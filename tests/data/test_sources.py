@@ -220,6 +220,7 @@ def test_streams_hold_nothing_out(text, tmp_path):
         ({"sources": [{"path": "a", "weight": 0}]}, "sources all have the weight 0"),
         ({"sources": [{"path": "a", "weight": 1e-9}, {"path": "b"}]}, "is less than a billionth of all"),
         ({"sources": [{"path": "a", "streaming": True, "max_epochs": 2}]}, "max_epochs 2 is not known to a source"),
+        ({"sources": [{"path": "a", "streaming": True, "format": {}}]}, "format completion is not known to a source"),
         ({"evaluation_sources": [{"path": "a", "streaming": True}]}, r"evaluation_sources\.0\.streaming is true"),
         ({"evaluation_sources": [{"path": "a", "max_epochs": 2}]}, r"evaluation_sources\.0\.max_epochs is 2"),
         ({"evaluation_sources": [{"path": "a", "weight": 2}]}, r"evaluation_sources\.0\.weight is 2.0"),

@@ -16,6 +16,7 @@ from dseekjax.data.records import Concatenated
 from dseekjax.data.tokens import Tokens
 from dseekjax.errors import UserError
 from dseekjax.parallel.sharding import PARAMETER_AXES, bytes_per_device
+from dseekjax.training.evaluation import build_evaluation
 from dseekjax.training.feed import rows_of_process, to_devices
 from dseekjax.training.program import build_program
 from tests.conftest import REPOSITORY
@@ -159,6 +160,36 @@ def test_a_bad_step_changes_nothing_and_is_counted():
     assert state.step == 3
     state, metrics = program.train_step(state, good)
     assert metrics["bad_steps"] == state.bad_steps == 0
+
+
+def test_a_batch_of_which_nothing_counts_changes_nothing_and_is_not_bad():
+    config = tiny_config("train.num_microbatches=2")
+    program = build_program(config, jax.devices()[:1])
+    rows = rows_of_process(program.batch_shape)
+    fields = random_fields(config)
+    state, _ = program.train_step(program.init(), to_devices(fields, rows, program.batch_shape))
+    before = jax.device_get((state.params, state.optimizer_state))
+    nothing = {**fields, "loss_weights": np.zeros_like(fields["loss_weights"])}
+    state, metrics = program.train_step(state, to_devices(nothing, rows, program.batch_shape))
+    after = jax.device_get((state.params, state.optimizer_state))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert {name: float(metrics[name]) for name in ("loss", "grad_norm", "target_tokens", "bad_steps")} == {
+        **{"loss": 0.0, "grad_norm": 0.0, "target_tokens": 0.0, "bad_steps": 0.0}
+    }
+    assert int(state.step) == 2
+    sums = program.eval_step(state, to_devices(nothing, rows, program.batch_shape))
+    assert (float(sums["loss"]), float(sums["weight"])) == (0.0, 0.0)
+    evaluate = build_evaluation(program, [nothing], bytes_per_token=1.0, max_batches=None)
+    assert evaluate(state) == {"eval_loss": None, "eval_bits_per_byte": None}
+    # Half a batch, which is one of the two microbatches: the mean is over what counts.
+    half = {**fields, "loss_weights": fields["loss_weights"] * (np.arange(16) % 2)[:, None].astype(np.float32)}
+    evaluate_half, whole = (
+        build_evaluation(program, [some], bytes_per_token=1.0, max_batches=None)(state)["eval_loss"]
+        for some in (half, fields)
+    )
+    _, metrics = program.train_step(state, to_devices(half, rows, program.batch_shape))
+    assert float(metrics["loss"]) == pytest.approx(evaluate_half, rel=1e-5)
+    assert evaluate_half != pytest.approx(whole, rel=1e-5)
 
 
 def test_batches_that_do_not_divide_are_refused():

@@ -8,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -15,6 +16,7 @@ from dseekjax.data.manifest import (
     FORMAT,
     INPUTS,
     MANIFEST,
+    MASKED_FORMAT,
     TOKENIZER,
     File,
     LeftOut,
@@ -25,10 +27,19 @@ from dseekjax.data.manifest import (
 )
 from dseekjax.data.preparation.claim import claimed
 from dseekjax.data.preparation.pool import encoded
-from dseekjax.data.preparation.shards import SHARD_BYTES, Journal, Shards, read_journal, write_journal
+from dseekjax.data.preparation.shards import (
+    COLUMNS,
+    MASKED_COLUMNS,
+    SHARD_BYTES,
+    Journal,
+    Shards,
+    read_journal,
+    write_journal,
+)
 from dseekjax.data.preparation.units import UNIT_BYTES, plan_units
 from dseekjax.data.preparation.worker import Encoder, UnitFiles
 from dseekjax.data.reading.inputs import Format, Input
+from dseekjax.data.reading.rows import ChatRow
 from dseekjax.data.tokenizers import end_of_document_id, fingerprint, vocabulary_size
 from dseekjax.errors import UserError
 from dseekjax.files import write_whole
@@ -61,8 +72,10 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        parts = [FORMAT, UNIT_BYTES, SHARD_BYTES, self.tokenizer_key, self.end_of_document]
+        parts: list[Any] = [FORMAT, UNIT_BYTES, SHARD_BYTES, self.tokenizer_key, self.end_of_document]
         parts += [self.format.text_field, self.format.document_separator]
+        if self.format.example is not None:
+            parts += [MASKED_FORMAT, type(self.format.example).__name__, asdict(self.format.example)]
         parts += [value for file in self.inputs for value in asdict(file).values()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
@@ -107,7 +120,8 @@ def _make(recipe: Recipe, made_from: str, folder: Path, workers: int, watch: Wat
     units = plan_units(recipe.inputs, recipe.format)
     sizes = [sum(span.num_bytes for span in unit) for unit in units]
     done = sum(sizes[: journal.num_units])
-    with Shards(folder, dtype, journal) as shards:
+    is_masked = recipe.format.example is not None
+    with Shards(folder, dtype, journal, MASKED_COLUMNS if is_masked else COLUMNS) as shards:
         watch(Progress(done, sum(sizes), journal.num_tokens))
         encoder = Encoder(tokenizer, end_token, dtype, recipe.format)
         for number, report in encoded(units, journal.num_units, encoder, folder, workers):
@@ -122,6 +136,7 @@ def _make(recipe: Recipe, made_from: str, folder: Path, workers: int, watch: Wat
     write_whole(folder / INPUTS, lines)
     files |= {name: File.of(folder / name, hash_file(folder / name)) for name in (TOKENIZER, INPUTS)}
     return Manifest(
+        format=MASKED_FORMAT if is_masked else FORMAT,
         dtype=dtype,
         num_tokens=journal.num_tokens,
         num_documents=journal.num_documents,
@@ -142,7 +157,10 @@ def _begin(folder: Path, recipe: Recipe, made_from: str) -> tuple[Journal, token
     path, journal = folder / TOKENIZER, read_journal(folder)
     if journal is None:
         # The tokenizer comes first, and always from the file: a second start must have the same as the first.
-        write_whole(path, recipe.make_tokenizer().to_str())
+        tokenizer = recipe.make_tokenizer()
+        if isinstance(recipe.format.example, ChatRow):
+            recipe.format.example.template.refuse_unknown_tokens(tokenizer)
+        write_whole(path, tokenizer.to_str())
         journal = Journal(made_from=made_from, tokenizer=hash_file(path))
         write_journal(folder, journal)
     if journal.made_from != made_from:
@@ -189,7 +207,9 @@ def _refuse_empty(journal: Journal, inputs: Sequence[Input]) -> None:
         return
     named = inputs[0].path + (f", with {len(inputs) - 1:,} files more," if len(inputs) > 1 else "")
     if journal.left_out.examples:
-        raise UserError(f"{named} holds no document: {journal.left_out.examples[0]}; name the right text field")
+        raise UserError(
+            f"{named} holds no document: {journal.left_out.examples[0]}; mend that, or name the right field"
+        )
     raise UserError(f"{named} holds no text; give a file with at least one line")
 
 

@@ -1,13 +1,22 @@
 """The tokens of all units, one after the other, in shards; it goes on from wherever it was stopped."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel
 
-from dseekjax.data.manifest import DOCUMENT_BYTES, DOCUMENT_ENDS, File, LeftOut, shard_name
+from dseekjax.data.manifest import (
+    COUNTED_BYTES,
+    DOCUMENT_BYTES,
+    DOCUMENT_ENDS,
+    MASK_ENDS,
+    MASK_STARTS,
+    File,
+    LeftOut,
+    shard_name,
+)
 from dseekjax.data.preparation.appended import COPIED_BYTES, Appended, Left
 from dseekjax.data.preparation.worker import UnitFiles, UnitReport
 from dseekjax.data.reading.documents import REPORTED, Passed
@@ -37,6 +46,9 @@ class Journal(BaseModel):
     """The shard that is not full yet."""
     ends: Left = Left()
     bytes: Left = Left()
+    counted_bytes: Left = Left()
+    mask_starts: Left = Left()
+    mask_ends: Left = Left()
     left_out: LeftOut = LeftOut()
     lines_of_file: int = 0
     """How many lines of the file that the last unit ended in have been read."""
@@ -59,16 +71,23 @@ def write_journal(folder: Path, journal: Journal) -> None:
     write_whole(folder / JOURNAL, journal.model_dump_json())
 
 
-class Shards:
-    """Writes shards and the ends of documents into a folder."""
+# Files of a number for each document, or each stretch that does not count, and where the journal tells of them.
+COLUMNS = {DOCUMENT_ENDS: "ends", DOCUMENT_BYTES: "bytes"}
+MASKED_COLUMNS = {**COLUMNS, COUNTED_BYTES: "counted_bytes", MASK_STARTS: "mask_starts", MASK_ENDS: "mask_ends"}
 
-    def __init__(self, folder: Path, dtype: str, journal: Journal) -> None:
+
+class Shards:
+    """Writes shards, and what is known of documents, into a folder."""
+
+    def __init__(self, folder: Path, dtype: str, journal: Journal, columns: Mapping[str, str] = COLUMNS) -> None:
         """
         Args:
             folder: of the corpus.
             dtype: of the token ids.
             journal: where to go on.
+            columns: `COLUMNS`, or `MASKED_COLUMNS` where not every token counts.
         """
+        self._names = columns
         self._folder = folder
         self.tokens_per_shard = SHARD_BYTES // np.dtype(dtype).itemsize
         self.journal = journal
@@ -77,13 +96,14 @@ class Shards:
     def __enter__(self) -> Self:
         """Raises UserError if what the journal tells of is not there any more."""
         journal = self.journal
-        self._ends = Appended(self._folder / DOCUMENT_ENDS, journal.ends)
-        self._bytes = Appended(self._folder / DOCUMENT_BYTES, journal.bytes)
+        self._columns = {
+            name: Appended(self._folder / name, getattr(journal, field)) for name, field in self._names.items()
+        }
         self._shard = Appended(self._folder / shard_name(len(self._full)), journal.shard)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for file in (self._shard, self._ends, self._bytes):
+        for file in (self._shard, *self._columns.values()):
             file.close()
 
     def append(self, report: UnitReport, files: UnitFiles) -> None:
@@ -93,13 +113,21 @@ class Shards:
             OSError: a file cannot be written.
         """
         before = self.journal
-        tokens, num_bytes = np.fromfile(files.documents, np.int64).reshape(-1, 2).T
+        tokens, num_bytes, counted_bytes = np.fromfile(files.documents, np.int64).reshape(-1, 3).T
+        mask_starts, mask_ends = before.num_tokens + np.fromfile(files.mask, np.int64).reshape(-1, 2).T
         # The first document to end here may have begun in an earlier unit.
         num_bytes[:1] += before.open_bytes
-        self._ends.write((before.num_tokens + np.cumsum(tokens)).tobytes())
-        self._bytes.write(num_bytes.tobytes())
+        columns = {
+            DOCUMENT_ENDS: before.num_tokens + np.cumsum(tokens),
+            DOCUMENT_BYTES: num_bytes,
+            COUNTED_BYTES: counted_bytes,
+            MASK_STARTS: mask_starts,
+            MASK_ENDS: mask_ends,
+        }
+        for name, file in self._columns.items():
+            file.write(columns[name].tobytes())
         self._append_tokens(files.tokens)
-        for file in (self._shard, self._ends, self._bytes):
+        for file in (self._shard, *self._columns.values()):
             file.flush()
         self.journal = Journal(
             made_from=before.made_from,
@@ -111,8 +139,7 @@ class Shards:
             open_bytes=report.open_bytes + (0 if report.num_documents else before.open_bytes),
             full_shards=list(self._full),
             shard=self._shard.left,
-            ends=self._ends.left,
-            bytes=self._bytes.left,
+            **{self._names[name]: file.left for name, file in self._columns.items()},
             **_left_out(before, report.spans),
         )
         write_journal(self._folder, self.journal)
@@ -122,7 +149,7 @@ class Shards:
         """The files that were written, with their hashes."""
         assert not self.journal.open_bytes, "the last document has no end"
         full = {shard_name(number): File(size=SHARD_BYTES, sha256=it) for number, it in enumerate(self._full)}
-        growing = {DOCUMENT_ENDS: self._ends.left, DOCUMENT_BYTES: self._bytes.left}
+        growing = {name: file.left for name, file in self._columns.items()}
         if self._shard.size:
             growing[shard_name(len(self._full))] = self._shard.left
         return full | {name: File(size=left.size, sha256=left.sha256) for name, left in growing.items()}

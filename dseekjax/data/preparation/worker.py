@@ -21,6 +21,8 @@ class UnitReport(BaseModel):
 
     num_tokens: int
     num_documents: int
+    num_masked: int = 0
+    """Stretches of tokens that do not count."""
     open_bytes: int
     """Of the document that the last token belongs to and that goes on in the next unit."""
     spans: list[Passed]
@@ -34,23 +36,27 @@ class UnitFiles:
     tokens: Path
     """All ids, each document closed by the end token."""
     documents: Path
-    """Tokens and bytes of each document that ends here, as int64 pairs; of the first, what lies in this unit."""
+    """Tokens, bytes and bytes that count of each document that ends here, int64; of the first, what lies in this
+    unit."""
+    mask: Path
+    """Where stretches of tokens begin and end that do not count, int64, from the unit's first token on."""
 
     @classmethod
     def of(cls, folder: Path, number: int) -> "UnitFiles":
-        return cls(*(folder / f"unit-{number:08}.{kind}" for kind in ("json", "tokens", "documents")))
+        return cls(*(folder / f"unit-{number:08}.{kind}" for kind in ("json", "tokens", "documents", "mask")))
 
     def load(self, dtype: str) -> UnitReport | None:
         """The report of an earlier run, if all that it tells of is there."""
         try:
             report = UnitReport.model_validate_json(self.report.read_bytes())
-            sizes = (self.tokens.stat().st_size, self.documents.stat().st_size)
+            sizes = [path.stat().st_size for path in (self.tokens, self.documents, self.mask)]
         except (OSError, ValueError):
             return None
-        return report if sizes == (report.num_tokens * np.dtype(dtype).itemsize, report.num_documents * 16) else None
+        wanted = [report.num_tokens * np.dtype(dtype).itemsize, report.num_documents * 24, report.num_masked * 16]
+        return report if sizes == wanted else None
 
     def remove(self) -> None:
-        for path in (self.report, self.tokens, self.documents):
+        for path in (self.report, self.tokens, self.documents, self.mask):
             path.unlink(missing_ok=True)
 
 
@@ -72,28 +78,35 @@ class Encoder:
         """
         spans = [Passed.of(span) for span in unit]
         read = (read_documents(span, self.format, passed) for span, passed in zip(unit, spans, strict=True))
-        num_tokens, documents, open_tokens, open_bytes = 0, 0, 0, 0
-        with open(files.tokens, "wb") as tokens, open(files.documents, "wb") as ends:
+        num_tokens, documents, num_masked, open_tokens, open_bytes, open_counted = 0, 0, 0, 0, 0, 0
+        with open(files.tokens, "wb") as tokens, open(files.documents, "wb") as ends, open(files.mask, "wb") as mask:
             for some in batched(chain.from_iterable(read)):
                 ids, lengths = encode(self.tokenizer, self.end_token, some)
                 tokens.write(np.asarray(ids, self.dtype).tobytes())
-                num_tokens += len(ids)
-                closed = []
+                closed, masked = [], []
                 for part, length in zip(some, lengths, strict=True):
+                    num_bytes = len(part.text.encode())
                     open_tokens += length
-                    open_bytes += len(part.text.encode())
+                    open_bytes += num_bytes
+                    open_counted += num_bytes * part.counts
+                    if length and not part.counts:
+                        masked.append((num_tokens, num_tokens + length))
+                    num_tokens += length
                     if part.ends:
-                        closed.append((open_tokens, open_bytes))
-                        open_tokens = open_bytes = 0
+                        closed.append((open_tokens, open_bytes, open_counted))
+                        open_tokens = open_bytes = open_counted = 0
                 ends.write(np.asarray(closed, np.int64).tobytes())
+                mask.write(np.asarray(masked, np.int64).tobytes())
                 documents += len(closed)
+                num_masked += len(masked)
             # Before the report that vouches for them.
-            for file in (tokens, ends):
+            for file in (tokens, ends, mask):
                 file.flush()
                 os.fsync(file.fileno())
         report = UnitReport(
             num_tokens=num_tokens,
             num_documents=documents,
+            num_masked=num_masked,
             open_bytes=open_bytes,
             spans=spans,
         )

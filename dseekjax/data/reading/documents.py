@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from dseekjax.data.reading.inputs import Format, Input
 from dseekjax.data.reading.json_lines import read_json_lines
 from dseekjax.data.reading.parquet import read_parquet, row_groups
-from dseekjax.data.reading.parts import Part, cut
+from dseekjax.data.reading.parts import Part, cut_segments
 from dseekjax.data.reading.text import read_text
 from dseekjax.errors import UserError
 
@@ -71,10 +71,10 @@ def read_documents(span: Span, format: Format, passed: Passed) -> Iterator[Part]
             yield from _without_empty(parts, passed, is_open=span.start > 0)
             return
         rows = read_json_lines if span.file.kind == "jsonl" else read_parquet
-        for row in rows(span.file, span.start, span.stop, format.text_field):
+        for row in rows(span.file, span.start, span.stop, format.row):
             number, passed.num_lines = passed.num_lines, passed.num_lines + 1
-            if row.text is not None:
-                yield from _without_empty(cut(row.text, True), passed, is_open=False)
+            if row.segments is not None:
+                yield from _without_empty(cut_segments(row.segments), passed, is_open=False)
                 continue
             passed.num_malformed += 1
             if format.strict:

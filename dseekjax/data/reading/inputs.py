@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dseekjax.data.reading.rows import ChatRow, CompletionRow, RowForm, TextRow
 from dseekjax.errors import UserError
 
 BUILTIN = "builtin:"
@@ -30,12 +31,27 @@ class Format:
     """Of text files: regular expression between two documents; null makes a file one document."""
     strict: bool = False
     """Whether a line that is no document is an error, rather than skipped and counted."""
+    example: CompletionRow | ChatRow | None = None
+    """What JSON lines and Parquet hold instead of texts, if they do: documents of which a part only counts."""
+
+    @property
+    def row(self) -> RowForm:
+        """How a row becomes a document."""
+        return self.example or TextRow(self.text_field)
 
     def refuse_unused(self, inputs: Sequence["Input"]) -> None:
         """Raises UserError if it says how to read files of a kind that is not there."""
         kinds = {file.kind for file in inputs}
         if self.document_separator is not None and "text" not in kinds:
             raise UserError("a document separator is for text files, and there are none; leave it out")
+        if self.example is not None and "text" in kinds:
+            named = next(file.path for file in inputs if file.kind == "text")
+            raise UserError(f"{named} is a text, and prompts and answers are read from .jsonl and .parquet; give those")
+        if self.example is not None and self.text_field != "text":
+            raise UserError(
+                f"the text field {self.text_field!r} is for documents that are one text, and these are put together "
+                f"from {', '.join(map(repr, self.example.fields))}; leave it out"
+            )
         if self.text_field != "text" and kinds == {"text"}:
             raise UserError(
                 f"the text field {self.text_field!r} is not for text files, and there are no others; leave it out"

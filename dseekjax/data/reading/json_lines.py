@@ -2,16 +2,16 @@
 
 import codecs
 from collections.abc import Iterator
-from typing import Any
 
 import pydantic_core
 
 from dseekjax.data.reading.inputs import Input
 from dseekjax.data.reading.open_bytes import open_bytes
-from dseekjax.data.reading.parts import Row
+from dseekjax.data.reading.parts import Row, Segment
+from dseekjax.data.reading.rows import RowForm
 
 
-def read_json_lines(file: Input, start: int, stop: int, text_field: str) -> Iterator[Row]:
+def read_json_lines(file: Input, start: int, stop: int, row: RowForm) -> Iterator[Row]:
     """A row for each line that begins in `[start, stop)`; `start` begins a line. Blank lines have no text.
 
     Raises:
@@ -25,12 +25,12 @@ def read_json_lines(file: Input, start: int, stop: int, text_field: str) -> Iter
             if left <= 0 and file.compression is None:
                 break
             left -= len(line)
-            yield _row(line.removeprefix(codecs.BOM_UTF8) if number == start == 0 else line, text_field)
+            yield _row(line.removeprefix(codecs.BOM_UTF8) if number == start == 0 else line, row)
 
 
-def _row(line: bytes, text_field: str) -> Row:
+def _row(line: bytes, row: RowForm) -> Row:
     if line.isspace():
-        return Row("")
+        return Row((Segment(""),))
     try:
         values = pydantic_core.from_json(line)
     except ValueError as error:
@@ -38,13 +38,4 @@ def _row(line: bytes, text_field: str) -> Row:
         return Row(None, f"is no JSON ({reason})")
     if not isinstance(values, dict):
         return Row(None, f"is no JSON object but a {type(values).__name__}")
-    return _text(values, text_field)
-
-
-def _text(values: dict[str, Any], text_field: str) -> Row:
-    text = values.get(text_field)
-    if isinstance(text, str):
-        return Row(text)
-    if text_field in values:
-        return Row(None, f"has a {type(text).__name__} for {text_field!r}, where a string is needed")
-    return Row(None, f"has no field {text_field!r}, only {', '.join(sorted(map(repr, values))) or 'none'}")
+    return row.read(values)

@@ -6,30 +6,33 @@ from typing import Any
 
 from dseekjax.data.reading.inputs import Input
 from dseekjax.data.reading.parts import Row
+from dseekjax.data.reading.rows import ChatRow, RowForm
 from dseekjax.errors import UserError
 
 ROWS_PER_READ = 256
 STRINGS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
+LISTS = ("list<", "large_list<")
 
 
-def read_parquet(file: Input, start: int, stop: int, text_field: str) -> Iterator[Row]:
+def read_parquet(file: Input, start: int, stop: int, row: RowForm) -> Iterator[Row]:
     """The rows of row groups `start` to `stop`.
 
     Raises:
-        UserError: the file is damaged or has no such column of strings, or pyarrow is not installed.
+        UserError: the file is damaged or has no such column, or pyarrow is not installed.
     """
     with _open(file) as table:
         names = table.schema_arrow.names
-        if text_field not in names:
-            known = ", ".join(map(repr, names))
-            raise UserError(f"{file.path} has no column {text_field!r}, only {known}; give the one of the text")
-        kind = str(table.schema_arrow.field(text_field).type)
-        if not kind.startswith(STRINGS):
-            raise UserError(f"{file.path}: column {text_field!r} is of type {kind}; give one of strings")
+        wanted, called = (LISTS, "lists of messages") if isinstance(row, ChatRow) else (STRINGS, "strings")
+        for field in row.fields:
+            if field not in names:
+                known = ", ".join(map(repr, names))
+                raise UserError(f"{file.path} has no column {field!r}, only {known}; give one of {called}")
+            kind = str(table.schema_arrow.field(field).type)
+            if not kind.startswith(wanted):
+                raise UserError(f"{file.path}: column {field!r} is of type {kind}; give one of {called}")
         groups = list(range(start, stop))
-        for batch in table.iter_batches(ROWS_PER_READ, row_groups=groups, columns=[text_field]):
-            for text in batch.column(0):
-                yield Row(text.as_py(), "has null for its text")
+        for batch in table.iter_batches(ROWS_PER_READ, row_groups=groups, columns=list(row.fields)):
+            yield from map(row.read, batch.to_pylist())
 
 
 def row_groups(file: Input) -> list[tuple[int, int]]:

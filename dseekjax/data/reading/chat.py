@@ -1,0 +1,229 @@
+"""Conversations as text, by the chat templates that tokenizers of Hugging Face carry.
+
+A template is a Jinja program, and runs in Jinja's sandbox with what the library transformers gives it: the variables
+`messages`, `add_generation_prompt`, `bos_token`, `eos_token`, `tools` and `documents` (both none), the functions
+`raise_exception` and `strftime_now`, the filter `tojson`, and loop controls.
+"""
+
+import functools
+import importlib.resources
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import tokenizers
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from dseekjax.data.reading.parts import Segment
+from dseekjax.errors import UserError
+
+BUILT_IN = ("chatml", "plain")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TOKENIZER_CONFIG = "tokenizer_config.json"
+# How markup is written that is one token, by OpenAI, Meta, Qwen and DeepSeek among others.
+MARKUP = re.compile(r"<[|｜][^<>\s]+[|｜]>")
+ENDS_WITH_MARKUP = re.compile(rf"{MARKUP.pattern}\Z")
+PROBE = [{"role": role, "content": content} for role, content in zip(("user", "assistant") * 2, "abcd", strict=True)]
+
+Message = dict[str, Any]
+
+
+class NotAConversationError(Exception):
+    """Some messages, or what a template makes of them, cannot be trained on; says why."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """How messages become a text, and which of it is the assistant's."""
+
+    source: str
+    bos_token: str
+    eos_token: str
+    end_of_document: str
+    """The token that is put after each conversation."""
+
+    def segments(self, messages: Any) -> tuple[Segment, ...]:
+        """The text of a conversation; what counts is what each message of the assistant adds to it.
+
+        That is found by writing the conversation up to that message, with the prompt to answer, and up to and with it:
+        each has to be the beginning of the next. White space after the token that ends a turn does not count, and is
+        left out at the end of the conversation; so is an end of the document there, which is put after any document.
+
+        Args:
+            messages: `[{"role": …, "content": …}, …]`; other keys are the template's affair.
+
+        Raises:
+            NotAConversationError: they are not that, hold no answer, or the template makes none of them.
+        """
+        _check(messages)
+        found, done = [], ""
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                asked = self._render(messages[:number], True)
+                answered = self._render(messages[: number + 1], False)
+                if not (asked.startswith(done) and answered.startswith(asked)):
+                    raise NotAConversationError(_not_a_beginning(number))
+                answer = self._without_space_after_turn(answered[len(asked) :])
+                found += [Segment(asked[len(done) :], counts=False), Segment(answer)]
+                done = asked + answer
+        if messages[-1]["role"] != "assistant":
+            whole = self._render(messages, False)
+            if not whole.startswith(done):
+                raise NotAConversationError(_not_a_beginning(len(messages) - 1))
+            found.append(Segment(self._without_space_after_turn(whole[len(done) :]), counts=False))
+        found[-1] = found[-1]._replace(text=found[-1].text.removesuffix(self.end_of_document))
+        return (*(segment for segment in found[:-1] if segment.text), found[-1])
+
+    def refuse_unknown_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """Raises UserError if markup, as `<|im_start|>`, would be cut into tokens of its letters."""
+        written = [*MARKUP.findall(self.source), *(token for token in (self.bos_token, self.eos_token) if token)]
+        for word in written:
+            if tokenizer.token_to_id(word) is None:
+                raise UserError(
+                    f"the chat template writes {word!r}, which is no token of the tokenizer; give the template that "
+                    "belongs to the tokenizer, or plain, which needs none"
+                )
+
+    def _without_space_after_turn(self, text: str) -> str:
+        stripped = text.rstrip()
+        ends_with_token = stripped.endswith((self.eos_token, self.end_of_document)) or ENDS_WITH_MARKUP.search(stripped)
+        return stripped if ends_with_token else text
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        try:
+            return _compiled(self.source).render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
+                tools=None,
+                documents=None,
+            )
+        except Exception as error:  # A template is a program of its own and may fail in any way.
+            raise NotAConversationError(f"has what the chat template refuses ({_one_line(error)})") from error
+
+
+def load_template(spec: str, end_of_document: str) -> Template:
+    """A template that holds its promises: it was tried on a conversation of four messages.
+
+    `bos_token` and `eos_token` are those of the tokenizer_config.json, if that is given or lies beside the template;
+    else nothing, and the end of a document.
+
+    Args:
+        spec: a built-in name, the path of a Jinja template, or of a tokenizer_config.json that has one.
+        end_of_document: the token that is put after each conversation.
+
+    Raises:
+        UserError: there is none, or it is none, or what is the assistant's cannot be told from what it writes.
+    """
+    if spec in BUILT_IN:
+        built_in = importlib.resources.files("dseekjax.data") / "templates" / f"{spec}.jinja"
+        template = Template(built_in.read_text(encoding="utf-8"), "", end_of_document, end_of_document)
+    else:
+        path = Path(spec).expanduser()
+        settings = _tokenizer_config(path if path.suffix == ".json" else path.with_name(TOKENIZER_CONFIG))
+        source = _named_template(path, settings) if path.suffix == ".json" else _read(path)
+        bos_token, eos_token = (_token(settings.get(name)) for name in ("bos_token", "eos_token"))
+        template = Template(source, bos_token, eos_token or end_of_document, end_of_document)
+    try:
+        _compiled(template.source)
+    except jinja2.TemplateError as error:
+        raise UserError(f"{spec} is no Jinja template ({_one_line(error)}); mend it or give another") from error
+    try:
+        template.segments(PROBE)
+    except NotAConversationError as error:
+        raise UserError(
+            f"with {spec} it cannot be told which tokens are the assistant's: a conversation of user, assistant, user "
+            f"and assistant {error}; give another template"
+        ) from error
+    return template
+
+
+def _check(messages: Any) -> None:
+    if not isinstance(messages, list):
+        raise NotAConversationError(f"has a {type(messages).__name__}, where a list of messages is needed,")
+    if not messages:
+        raise NotAConversationError("has no messages")
+    for number, message in enumerate(messages):
+        where = f"as message {number}"
+        if not isinstance(message, dict):
+            raise NotAConversationError(f"has a {type(message).__name__} {where}, where an object is needed,")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise NotAConversationError(f"has {role!r} {where}, where its role is one of {', '.join(ROLES)},")
+        if not isinstance(content, str):
+            raise NotAConversationError(f"has a {type(content).__name__} {where}, where its content is a string,")
+        if role == "assistant" and (not content or content.isspace()):
+            raise NotAConversationError(f"has nothing but white space {where}, which is the assistant's,")
+    if not any(message["role"] == "assistant" for message in messages):
+        raise NotAConversationError("has no message of the assistant")
+
+
+def _not_a_beginning(number: int) -> str:
+    return f"has, by this chat template, another text before message {number} with it than without"
+
+
+def _tokenizer_config(path: Path) -> dict[str, Any]:
+    if not path.is_file() and path.name == TOKENIZER_CONFIG:
+        return {}
+    try:
+        settings = json.loads(_read(path))
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON ({_one_line(error)}); get it anew") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def _named_template(path: Path, settings: dict[str, Any]) -> str:
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        raise UserError(f"{path} has no chat_template; give a file that has one, or one of {', '.join(BUILT_IN)}")
+    return source
+
+
+def _token(setting: Any) -> str:
+    """Written as a string, or as an object that tells more of it."""
+    content = setting.get("content") if isinstance(setting, dict) else setting
+    return content if isinstance(content, str) else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(
+            f"cannot read the chat template {path} ({reason}); give {', '.join(BUILT_IN)}, or the path of a .jinja or "
+            f"{TOKENIZER_CONFIG}"
+        ) from error
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment.from_string(source)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    # Jinja's own escapes what would be HTML.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
