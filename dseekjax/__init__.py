@@ -5,8 +5,9 @@
 >>> config.model.num_layers
 2
 
-`build_program(config, devices)` gives everything jitted; a `Trainer` runs it. Names are loaded when they are first
-used, so that importing this package is quick.
+`build_program(config, devices)` gives everything jitted; a `Trainer` runs it. `open_trained(run)` opens what came of
+it: a `Writer` continues texts with it, `log_likelihood` scores them. Names are loaded when they are first used, so that
+importing this package is quick.
 """
 
 import importlib
@@ -26,6 +27,11 @@ _HOMES = {
     "Hook": "dseekjax.training.hooks",
     "Context": "dseekjax.training.hooks",
     "CheckpointStore": "dseekjax.checkpoint.store",
+    "Trained": "dseekjax.trained",
+    "open_trained": "dseekjax.trained",
+    "Writer": "dseekjax.generation.complete",
+    "Sampling": "dseekjax.generation.sampling",
+    "log_likelihood": "dseekjax.evaluation.likelihood",
 }
 
 __all__ = sorted(_HOMES)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -29,7 +30,8 @@ precision.compute_dtype=bfloat16 for speed, data.sequence_length=N for longer te
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    before = signal.signal(signal.SIGINT, _interrupted)
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
     try:
         _generate(_parse(arguments))
         sys.stdout.flush()
@@ -40,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever was to read it has gone, and Python must not write to them again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
-        signal.signal(signal.SIGINT, before)
+        if on_main_thread:
+            signal.signal(signal.SIGINT, before)
     return 0
 
 
@@ -162,7 +165,9 @@ def _print(options: argparse.Namespace, completion: "Completion", *, streams: bo
 
 
 def _command() -> str:
-    return "dseek-generate" if Path(sys.argv[0]).name == "dseek-generate" else "python -m dseekjax.generate"
+    """How the user called this."""
+    name = Path(sys.argv[0]).name
+    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-generate" else "python -m dseekjax.generate")
 
 
 if __name__ == "__main__":
