@@ -92,12 +92,17 @@ def _generate(options: argparse.Namespace) -> None:
     if options.prompts not in (None, "-"):
         prompts = _read_prompts(Path(options.prompts).expanduser())
     # Loads JAX, which --help and a wrong file must not wait for.
+    import jax
+
     from dseekjax.generation.complete import Writer
     from dseekjax.generation.sampling import Sampling
     from dseekjax.trained import open_trained
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
     writer = Writer(open_trained(options.run, options.overrides, tell=lambda told: print(told, file=sys.stderr)))
+    if jax.process_index() > 0:
+        # Of several processes, which all compute, one prints.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     if options.prompts != "-":
         _answer(options, writer, sampling, prompts, 0)
         return

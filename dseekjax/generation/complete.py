@@ -80,6 +80,9 @@ class Writer:
         Raises:
             UserError: a prompt is empty, or too long for the model.
         """
+        for name, number in (("max_tokens", max_tokens), ("batch_size", batch_size)):
+            if number < 1:
+                raise UserError(f"{name} {number} is too few; give 1 or more")
         if any(not text for text in stop):
             raise UserError("stop is an empty text, which would end every text at once; leave it out")
         encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts)]
@@ -87,7 +90,9 @@ class Writer:
             some = range(start, min(start + batch_size, len(prompts)))
             writings = [Writing(self._tokenizer, self._end_token, stop, encoded[number]) for number in some]
             texts = np.array([first + number for number in some], np.int32)
-            steps = self._tokens([encoded[number] for number in some], texts, max_tokens, sampling)
+            # More would not fit into the context of even the shortest.
+            most = min(max_tokens, self.context - min(len(encoded[number]) for number in some))
+            steps = self._tokens([encoded[number] for number in some], texts, most, sampling)
             for step, tokens in enumerate(steps, start=1):
                 for number, writing, token in zip(some, writings, tokens, strict=False):
                     if writing.finished is None:
@@ -115,11 +120,11 @@ class Writer:
         return tokens
 
     def _tokens(
-        self, prompts: Sequence[Sequence[int]], texts: Int[np.ndarray, "batch"], max_tokens: int, sampling: Sampling
+        self, prompts: Sequence[Sequence[int]], texts: Int[np.ndarray, "batch"], count: int, sampling: Sampling
     ) -> Iterator[Int[np.ndarray, "batch"]]:
-        """The next token of every prompt, and the next, without end; the devices are one step ahead."""
+        """The next token of every prompt, `count` times; the devices are one step ahead."""
         longest = _power_of_two(max(map(len, prompts)))
-        slots = -(-(longest + max_tokens) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
+        slots = -(-(longest + count) // SLOTS_MULTIPLE) * SLOTS_MULTIPLE
         rows = -(-len(prompts) // self._inference.rows_multiple) * self._inference.rows_multiple
         # Rows that only fill the batch are texts of one token.
         tokens, lengths = np.zeros((rows, longest), np.int32), np.ones(rows, np.int32)
@@ -133,7 +138,7 @@ class Writer:
 
         logits, cache = self._inference.prefill(self._weights, tokens, lengths, slots)
         upcoming = draw(logits, 0)
-        for step in range(1, max_tokens):
+        for step in range(1, count):
             logits, cache = self._inference.decode(self._weights, cache, upcoming)
             now, upcoming = upcoming, draw(logits, step)
             yield np.asarray(now)

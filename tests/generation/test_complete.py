@@ -80,7 +80,8 @@ def test_pieces_make_up_the_text_and_reasons_are_told(writer, monkeypatch):
     script = iter([65] * 100)
     (cut,) = writer.complete(["so "], max_tokens=4)
     assert (len(cut.tokens), cut.finish_reason) == (4, "length")
-    (full,) = writer.complete(["so "])
+    # No memory is taken for what cannot come.
+    (full,) = writer.complete(["so "], max_tokens=10**9)
     # The model has 24 positions, three of which the prompt takes.
     assert (len(full.tokens), full.finish_reason) == (21, "context")
 
@@ -88,6 +89,12 @@ def test_pieces_make_up_the_text_and_reasons_are_told(writer, monkeypatch):
 def test_the_longest_text_is_the_models_or_the_sequences_of_training():
     assert complete.context_length(tiny_config("data.sequence_length=12")) == 24
     assert complete.context_length(tiny_config("data.sequence_length=12", "model.positions=rotary")) == 12
+
+
+def test_numbers_that_make_no_sense_are_refused(writer):
+    for wrong in ({"max_tokens": 0}, {"batch_size": 0}):
+        with pytest.raises(UserError, match="0 is too few; give 1 or more"):
+            next(writer.complete(["a"], **wrong))
 
 
 @pytest.mark.parametrize(
