@@ -29,7 +29,7 @@ ROOMS = {
         "memory",
         "optim",
     },
-    "checkpoint": HOOKS,
+    "checkpoint": {*HOOKS, "models.config"},
     "insight": HOOKS,
     "plan": {"config", "config_errors", "models.flops", "training.program", "pallas_kernels"},
 }
