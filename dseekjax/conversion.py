@@ -77,11 +77,14 @@ def import_run(
         described = describe(source)
         tokenizer = _their_tokenizer(source, described)
         files = TensorFiles(source)
-    config = _imported_config(source, run, described, tokenizer, overrides, tell)
+    config = _imported_config(source, run, described, tokenizer, overrides)
     with about("data.end_of_document"):
         end_of_document_id(tokenizer, config.data.end_of_document or "")
     silence_orbax()
     start_jax(config)
+    tell = _once(tell)
+    for note in _notes(described):
+        tell(note)
     program = build_program(config, jax.devices())
     with _whole_folder(run, "--run") as hidden:
         with about("--from-hf"):
@@ -123,18 +126,9 @@ def _imported_config(
     described: Described,
     tokenizer: tokenizers.Tokenizer,
     overrides: Sequence[str],
-    tell: Tell,
 ) -> Config:
     parsed = described.parsed
-    if parsed.unknown_keys:
-        tell(f"Note: of config.json these keys are not known here, and left out: {', '.join(parsed.unknown_keys)}.")
-    longest = min(parsed.context_length, LONGEST_SEQUENCE)
-    if parsed.window is not None:
-        longest = min(longest, parsed.window)
-        tell(
-            f"Note: attention slides a window of {parsed.window} tokens, of which there is none here: "
-            f"data.sequence_length may be {parsed.window} at most, up to which it changes nothing."
-        )
+    longest = min(parsed.context_length, LONGEST_SEQUENCE, parsed.window or LONGEST_SEQUENCE)
     given: dict[str, Any] = {
         "run.dir": str(run),
         "model": {**described.model_section, "initializer_scale": parsed.initializer_range},
@@ -155,6 +149,27 @@ def _imported_config(
             "ends documents, as in data.end_of_document='</s>'"
         )
     return config
+
+
+def _notes(described: Described) -> Iterator[str]:
+    parsed = described.parsed
+    if parsed.unknown_keys:
+        yield f"Note: of config.json these keys are not known here, and left out: {', '.join(parsed.unknown_keys)}."
+    if parsed.window is not None:
+        yield (
+            f"Note: attention slides a window of {parsed.window} tokens, of which there is none here: "
+            f"data.sequence_length may be {parsed.window} at most, up to which it changes nothing."
+        )
+
+
+def _once(tell: Tell) -> Tell:
+    """Of several processes only the first tells."""
+    return tell if is_first_process() else lambda sentence: None
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first of several; once devices are known."""
+    return jax.process_index() == 0
 
 
 def _end_of_document(source: Path, described: Described, tokenizer: tokenizers.Tokenizer) -> str | None:
@@ -236,7 +251,7 @@ def export_run(
             write_digests(hidden)
 
         on_first_process(write_small_files)
-    tell(f"{target} holds {directory.path} at step {trained.step} as {family.architecture} in {dtype}.")
+    _once(tell)(f"{target} holds {directory.path} at step {trained.step} as {family.architecture} in {dtype}.")
 
 
 def _kept_companions(directory: RunDirectory, config: Config) -> Path | None:

@@ -90,7 +90,7 @@ def _convert(options: argparse.Namespace) -> None:
     # Loads JAX, which --help must not wait for.
     from rich.console import Console
 
-    from dseekjax.conversion import export_run, import_run
+    from dseekjax.conversion import export_run, import_run, is_first_process
 
     console = Console(soft_wrap=True, highlight=False, markup=False)
     run = Path(options.run).expanduser()
@@ -108,7 +108,7 @@ def _convert(options: argparse.Namespace) -> None:
                 tell=console.print,
                 watch=watch,
             )
-    if options.from_hf is not None:
+    if options.from_hf is not None and is_first_process():
         start = f"--config {shlex.quote(str(run / 'config.yaml'))} train.initialize_from={shlex.quote(str(run))}"
         data = "run.dir=runs/mine 'data.sources=[{path: YOUR.txt}]'"
         console.print(f"Next:\n  {_command().replace('convert', 'train')} {start} {data}")

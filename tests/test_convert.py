@@ -26,6 +26,7 @@ from tests.checkpoint.hugging_face_folders import (
     write_tokenizer,
 )
 from tests.conftest import REPOSITORY
+from tests.test_processes import together
 from tests.tiny import door_arguments
 
 TRAINING = ("run.compilation_cache_dir=null", "data.sequence_length=16")
@@ -301,3 +302,20 @@ def test_gpt2_comes_without_its_prefix(tmp_path, capsys):
     assert main(["--from-hf", str(folder), "--run", str(tmp_path / "run"), *TRAINING]) == 0
     assert main(["--run", str(tmp_path / "run"), "--to-hf", str(tmp_path / "back")]) == 0
     assert set(load_file(tmp_path / "back" / "model.safetensors")) == set(gpt2_tensors())
+
+
+def test_two_processes_read_and_write_together(source, tmp_path):
+    """Each its own devices' slices; the first alone makes folders and speaks."""
+
+    def both(*arguments):
+        command = [sys.executable, "-m", "dseekjax.convert", *arguments, "run.virtual_devices=2", "mesh.tensor=2"]
+        done = together(command)
+        assert [status for status, _ in done] == [0, 0], done
+        assert [" holds " in output for _, output in done] == [True, False]
+
+    both("--from-hf", str(source), "--run", str(tmp_path / "run"), *TRAINING)
+    both("--run", str(tmp_path / "run"), "--to-hf", str(tmp_path / "hf"))
+    written = load_file(tmp_path / "hf" / "model.safetensors")
+    for name, array in llama_tensors().items():
+        np.testing.assert_array_equal(written[name], array, err_msg=name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]

@@ -97,6 +97,8 @@ class Ours:
     metrics: dict
     written: Path
     """The run, exported by the door."""
+    written_anew: Path
+    """The same, had it not been imported: with a `config.json` of our own."""
     stepped_written: Path
     """The parameters after a step."""
 
@@ -116,9 +118,11 @@ def make_ours(root, name, folder):
         "optimizer.schedule.kind=constant",
         *(f"optimizer.{key}={value}" for key, value in STEP.items()),
     ]
-    run, written, stepped_written = folder / "run", folder / "written", folder / "stepped"
+    run, written, written_anew, stepped_written = (folder / name for name in ("run", "written", "anew", "stepped"))
     assert main(["--from-hf", str(root / name), "--run", str(run), *overrides]) == 0
     assert main(["--run", str(run), "--to-hf", str(written), "--shard-size", "30KB"]) == 0
+    shutil.copytree(run, folder / "scratch", ignore=shutil.ignore_patterns("hugging_face"))
+    assert main(["--run", str(folder / "scratch"), "--to-hf", str(written_anew)]) == 0
     trained = open_trained(run)
     program = build_program(trained.config, jax.devices()[:1])
     state = dataclasses.replace(program.init(), params=jax.device_get(trained.params))
@@ -126,7 +130,7 @@ def make_ours(root, name, folder):
     stepped_written.mkdir()
     export_parameters(state.params, describe(written).family, stepped_written)
     shutil.copyfile(written / "config.json", stepped_written / "config.json")
-    return Ours(run, trained, state, metrics, written, stepped_written)
+    return Ours(run, trained, state, metrics, written, written_anew, stepped_written)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +138,7 @@ def read_again(root, ours):
     """What the reference says of what we write: logits of what is exported and of what took a step, and texts."""
     commands = []
     for name, made in ours.items():
-        for folder in (made.written, made.stepped_written):
+        for folder in (made.written, made.written_anew, made.stepped_written):
             commands.append(
                 ("logits", "--model", folder, "--tokens", root / "tokens.npz", "--out", folder / "logits.npz")
             )
@@ -222,6 +226,9 @@ def test_transformers_loads_what_the_door_writes(root, ours, read_again, family)
     assert theirs == again
     assert "w3 w4" in again
     assert describe(written).values["architectures"] == [ARCHITECTURES[family]]
+    anew = ours[family].written_anew
+    np.testing.assert_allclose(given(anew / "logits.npz"), given(root / f"{family}.npz"), atol=1e-6)
+    assert describe(anew).family.architecture == ARCHITECTURES[family].replace("Mistral", "Llama")
     assert len(list(written.glob("model-*-of-*.safetensors"))) > 2
 
 

@@ -251,6 +251,7 @@ def test_rotations_are_read_from_old_and_new_keys_and_written(values, theta, sca
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is \"gelu\", of which there is no counterpart here: only 'silu'"),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved is true"),
         ("llama", {"mlp_bias": True}, "mlp_bias is true and attention_bias false"),
         ("llama", {"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}'),
         ("llama", {"hidden_size": "big"}, 'hidden_size is "big"'),

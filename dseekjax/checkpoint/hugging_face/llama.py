@@ -33,6 +33,7 @@ class LlamaJson(ConfigJson):
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: Literal[None, 1] = None
+    rope_interleaved: Literal[False] = False
     attention_bias: bool = False
     mlp_bias: bool = False
 
