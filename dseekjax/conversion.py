@@ -24,8 +24,8 @@ from dseekjax.checkpoint.hugging_face.families import Described, describe
 from dseekjax.checkpoint.hugging_face.reading import import_parameters
 from dseekjax.checkpoint.hugging_face.tensor_files import TensorFiles
 from dseekjax.checkpoint.hugging_face.writing import export_parameters
+from dseekjax.checkpoint.parameters import write_parameters
 from dseekjax.checkpoint.quiet import silence_orbax
-from dseekjax.checkpoint.store import CheckpointStore
 from dseekjax.config import Config, dump_config, load_config
 from dseekjax.data.tokenizers import end_of_document_id, fingerprint, load_tokenizer, vocabulary_size
 from dseekjax.errors import UserError, about
@@ -92,9 +92,7 @@ def import_run(
             params = import_parameters(
                 files, described.family, program.state_shape.params, watch=lambda *bytes: watch("reading", *bytes)
             )
-        store = CheckpointStore(RunDirectory(hidden).checkpoints, config.checkpoint)
-        store.save_params(0, params, config.model_dump(mode="json"))
-        store.close()
+        write_parameters(RunDirectory(hidden).checkpoints, params, config.checkpoint, config.model_dump(mode="json"))
         on_first_process(lambda: _write_small_files(source, RunDirectory(hidden), config))
     tell(
         f"{run} holds {described.family.architecture}, {parameter_count(config.model):,} parameters, with sequences of "

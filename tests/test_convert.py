@@ -91,6 +91,7 @@ def test_what_is_written_back_is_what_was_read(source, run, tmp_path):
     assert set(written) == set(llama_tensors())
     for name, array in written.items():
         np.testing.assert_array_equal(array, llama_tensors()[name], err_msg=name)
+    assert {path.stat().st_mode & 0o777 for path in back.iterdir()} == {(back / "config.json").stat().st_mode & 0o777}
     listed = json.loads((back / "checksums.json").read_text())["sha256"]
     assert set(listed) == {path.name for path in back.iterdir()} - {"checksums.json"}
 

@@ -89,10 +89,15 @@ class CheckpointStore:
         """
         arrays = flatten(params)
         meta = {"config": dict(config), "checksums": {"params": checksums(arrays)}}
-        with _SavingErrors(self._directory):
-            items = ocp.args.Composite(meta=ocp.args.JsonSave(meta), params=ocp.args.StandardSave(arrays))
+        items = ocp.args.Composite(meta=ocp.args.JsonSave(meta), params=ocp.args.StandardSave(arrays))
+        try:
             self._manager.save(step, args=items, force=True)
             self._manager.wait_until_finished()
+        except Exception as error:
+            raise UserError(
+                f"cannot write parameters to {self._directory} ({_reason(error)}); make room there, or choose another "
+                "folder"
+            ) from error
 
     def check(self) -> None:
         """Raises UserError if a save in the background has failed."""

@@ -140,6 +140,11 @@ def test_shards_are_small_and_listed(folder, tmp_path):
     assert sorted(files) == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     assert {name: file for file, tensors in files.items() for name in tensors} == index["weight_map"]
     assert all(sum(array.nbytes for array in tensors.values()) <= limit for tensors in files.values())
+    layers = [
+        min((int(name.split(".")[2]) for name in files[file] if ".layers." in name), default=-1)
+        for file in sorted(files)
+    ]
+    assert layers == sorted(layers)
     total = sum(array.nbytes for array in llama_tensors().values())
     assert index["metadata"]["total_size"] == total
     assert seen[-1] == (total, total)

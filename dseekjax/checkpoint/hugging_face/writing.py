@@ -57,7 +57,10 @@ def export_parameters(
         UserError: they cannot be written.
     """
     named = flatten(params)
-    tensors = list(_tensors(family, named, jnp.dtype(dtype).itemsize))
+    tensors = sorted(
+        _tensors(family, named, jnp.dtype(dtype).itemsize),
+        key=lambda tensor: -1 if tensor.layer is None else tensor.layer,
+    )
     shards = _shards(tensors, shard_bytes)
     total, done = sum(tensor.num_bytes for tensor in tensors), 0
     placed: dict[str, str] = {}
@@ -77,12 +80,14 @@ def export_parameters(
 def _save(arrays: dict[str, np.ndarray], path: Path) -> None:
     try:
         save_file(arrays, path, {"format": "pt"})
+        # It makes files that nobody else may read.
+        path.chmod(path.parent.stat().st_mode & 0o666)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path.name} ({error}); make room there, or choose another folder") from error
 
 
 def _tensors(family: Family, named: dict[str, Any], itemsize: int) -> Iterator[_Tensor]:
-    """All that the files are to hold, in the order of the family's table and of layers."""
+    """All that the files are to hold."""
     together: dict[str, list[Mapped]] = {}
     for mapped in family.tensors_of(named):
         together.setdefault(mapped.theirs, []).append(mapped)
