@@ -212,11 +212,11 @@ def export_run(
     directory = RunDirectory(run)
     config = run_config(directory, overrides)
     kept = _kept_companions(directory, config)
-    described = described_by(kept, config.model)
+    length = config.data.sequence_length
+    described = described_by(kept, config.model, length)
     with about("--to-hf"):
         family = export_family(config.model, described)
     trained = open_trained(run, overrides, tell=tell)
-    length = config.data.sequence_length
     with _whole_folder(target, "--to-hf") as hidden:
         with about("--to-hf"):
             export_parameters(

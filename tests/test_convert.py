@@ -85,6 +85,11 @@ def test_what_is_written_back_is_what_was_read(source, run, tmp_path):
             assert json.loads((back / path.name).read_text()) == json.loads(path.read_text())
         elif path.suffix == ".json" and "index" not in path.name:
             assert (back / path.name).read_bytes() == path.read_bytes(), path.name
+    # What was trained without their window is no longer that model, but a Llama.
+    longer = tmp_path / "longer"
+    assert main(["--run", str(run), "--to-hf", str(longer), "data.sequence_length=30"]) == 0
+    config = json.loads((longer / "config.json").read_text())
+    assert (config["model_type"], config["max_position_embeddings"]) == ("llama", 30)
     written = {}
     for path in back.glob("model-*.safetensors"):
         written |= load_file(path)

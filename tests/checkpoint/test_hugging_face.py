@@ -222,6 +222,7 @@ LLAMA3 = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_ma
     ("values", "theta", "scaling"),
     [
         ({}, 10000.0, {"kind": "none"}),
+        ({"partial_rotary_factor": 1.0, "rope_theta": 7}, 7.0, {"kind": "none"}),
         ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, 5.0, {"kind": "none"}),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 10000.0, {"kind": "linear", "factor": 2.0}),
         (
@@ -256,6 +257,7 @@ def test_rotations_are_read_from_old_and_new_keys_and_written(values, theta, sca
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is \"gelu\", of which there is no counterpart here: only 'silu'"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters differ among layers"),
         ("llama", {"rope_interleaved": True}, "rope_interleaved is true"),
         ("llama", {"mlp_bias": True}, "mlp_bias is true and attention_bias false"),
         ("llama", {"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}'),

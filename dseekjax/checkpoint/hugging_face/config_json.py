@@ -17,7 +17,7 @@ HARMLESS = frozenset(
         *("use_cache", "attention_dropout", "pretraining_tp", "gradient_checkpointing", "max_length", "n_ctx"),
         *("attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "task_specific_params"),
         *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
-        *("_attn_implementation", "_attn_implementation_internal", "auto_map", "id2label", "label2id"),
+        *("_attn_implementation", "_attn_implementation_internal", "id2label", "label2id"),
         *("output_attentions", "output_hidden_states", "return_dict", "chunk_size_feed_forward", "problem_type"),
         *("finetuning_task", "is_encoder_decoder", "tokenizer_class", "name_or_path", "use_mrope"),
     }

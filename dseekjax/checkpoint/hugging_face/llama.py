@@ -32,7 +32,7 @@ class LlamaJson(ConfigJson):
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
-    partial_rotary_factor: Literal[None, 1] = None
+    partial_rotary_factor: float | None = None
     rope_interleaved: Literal[False] = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -51,10 +51,16 @@ class LlamaJson(ConfigJson):
         given = self.rope_scaling or self.rope_parameters or {}
         theta = given.get("rope_theta", self.rope_theta or 10000.0)
         kind = given.get("rope_type", given.get("type", "default"))
-        if given.get("partial_rotary_factor") not in (None, 1):
+        part = given.get("partial_rotary_factor", self.partial_rotary_factor)
+        if part not in (None, 1):
             raise UserError(
-                f"partial_rotary_factor is {given['partial_rotary_factor']}, of which there is no counterpart here: "
-                "every dimension of a head is rotated"
+                f"partial_rotary_factor is {part}, of which there is no counterpart here: every dimension of a head is "
+                "rotated"
+            )
+        if nested := [key for key, value in given.items() if isinstance(value, dict)]:
+            raise UserError(
+                f"rope_parameters differ among layers ({', '.join(nested)}), of which there is no counterpart here: "
+                "all rotate alike"
             )
         if kind == "default":
             return theta, {"kind": "none"}
