@@ -20,7 +20,10 @@ class Mapped:
     """As `checkpoint.layout.flatten` names it."""
     theirs: str
     axes: str
-    """Our axes and theirs, where those in parentheses are one: `e h d -> (h d) e`. The axis of layers is left out."""
+    """Our axes and theirs, where those in parentheses are one: `e h d -> (h d) e`. The axis of layers is left out.
+
+    They are v(ocabulary), p(ositions), e(mbed), h(eads), (head_)d(im) and m(lp).
+    """
     part: int = 0
     """Which of the `parts` that lie side by side along the last axis of the tensor."""
     parts: int = 1
