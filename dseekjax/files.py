@@ -1,7 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are there whole or not at all."""
 
+import fcntl
 import os
+import shutil
 from pathlib import Path
+
+from dseekjax.errors import UserError
 
 
 def shipped_configs() -> Path:
@@ -27,3 +31,63 @@ def write_whole(path: Path, text: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+class WholeFolder:
+    """A folder that is filled under a hidden name beside its place, and takes its own name when it is whole.
+
+    A process that is killed leaves the hidden one, which the next one begins anew.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.hidden = place.with_name(f".{place.name}.partial")
+        self._handle: int | None = None
+
+    def refuse_existing(self) -> None:
+        """Raises UserError if there is something in its place."""
+        if not self.place.name:
+            raise UserError(f"{self.place} is no name for a new folder; give one within it")
+        if self.place.exists():
+            raise UserError(f"{self.place} is there already; choose another folder, or move it away")
+
+    def begin(self) -> None:
+        """Makes the hidden folder, empty, and keeps other processes out of it.
+
+        Raises:
+            UserError: something is in its place, another process makes it, or it cannot be made.
+        """
+        self.refuse_existing()
+        try:
+            self.hidden.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(self.hidden, os.O_RDONLY)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in self.hidden.iterdir():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        except BlockingIOError as error:
+            raise UserError(f"another process is making {self.place}; choose another folder") from error
+        except OSError as error:
+            raise UserError(
+                f"cannot make {self.place} ({error.strerror}); choose a folder that you may write"
+            ) from error
+
+    def finish(self) -> None:
+        """Gives it its name.
+
+        Raises:
+            UserError: its place was taken meanwhile.
+        """
+        self.refuse_existing()
+        self.hidden.rename(self.place)
+        self._release()
+
+    def discard(self) -> None:
+        """Removes what was begun."""
+        if self._handle is not None:
+            shutil.rmtree(self.hidden, ignore_errors=True)
+            self._release()
+
+    def _release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None

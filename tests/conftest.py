@@ -15,6 +15,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 REPOSITORY = Path(__file__).parent.parent
+TRANSFORMERS_PYTHON = REPOSITORY / ".venv-transformers" / "bin" / "python"
 sys.path.insert(0, str(REPOSITORY / "scripts" / "references"))
 sys.path.insert(0, str(REPOSITORY))
 
@@ -27,14 +28,22 @@ def pytest_addoption(parser):
     parser.addoption(
         "--require-cuda-compiler", action="store_true", help="fail what compiles for GPUs where the compiler is missing"
     )
+    parser.addoption(
+        "--require-transformers", action="store_true", help="fail what needs transformers where that is missing"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
     from pallas_kernels.compile_only import has_compiler
 
-    if has_compiler() or config.getoption("--require-cuda-compiler"):
-        return
-    reason = "XLA's CUDA compiler is not installed; DSEEKJAX_EXTRA=cuda12 scripts/test installs and runs it"
+    reasons = {}
+    if not (has_compiler() or config.getoption("--require-cuda-compiler")):
+        reasons["cuda_compiler"] = (
+            "XLA's CUDA compiler is not installed; DSEEKJAX_EXTRA=cuda12 scripts/test installs it"
+        )
+    if not (TRANSFORMERS_PYTHON.is_file() or config.getoption("--require-transformers")):
+        reasons["transformers"] = "transformers is not installed; DSEEKJAX_EXTRA=transformers scripts/test installs it"
     for item in items:
-        if item.get_closest_marker("cuda_compiler"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+        for marker, reason in reasons.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))

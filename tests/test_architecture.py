@@ -31,7 +31,7 @@ ROOMS = {
     },
     "generation": {"config", "data.tokenizers", "training.inference", "trained"},
     "evaluation": {"data", "training.feed", "training.program", "trained", "generation"},
-    "checkpoint": HOOKS,
+    "checkpoint": {*HOOKS, "models.config"},
     "insight": HOOKS,
     "plan": {"config", "config_errors", "models.flops", "training.program", "pallas_kernels"},
 }

@@ -63,6 +63,10 @@ def test_all_problems_are_named_at_once_with_the_fix():
     [
         ("model.attention.num_kv_heads=3", "num_kv_heads 3 does not divide num_heads 8"),
         ("model.num_layers=0", "model.num_layers: 0 is wrong"),
+        ("model.rotary_scaling={kind: linear, factor: 2}", "rotary_scaling.kind linear needs positions to be rotary"),
+        ("model.rotary_scaling={kind: linear}", "model.rotary_scaling.factor is missing"),
+        ("model.rotary_scaling.kind=yarn", "'yarn' is wrong; it takes 'none', 'linear', 'llama3'"),
+        ("model.rotary_scaling={kind: llama3, low_frequency_factor: 4}", "low_frequency_factor 4.0 is not below"),
         ("model.dropout=1.5", "model.dropout: 1.5 is wrong"),
         ("train.num_microbatches=3", "train.num_microbatches 3 does not divide train.global_batch_size 16"),
         ("data.sequence_length=4096", "exceeds model.max_positions 1024"),

@@ -64,6 +64,11 @@ def test_lock_names_no_host_and_hashes_everything(lock):
     assert all(pin.endswith("\\") for pin in pins(lock))
 
 
+def test_the_lock_of_transformers_names_no_host_and_one_version_of_everything():
+    assert "://" not in (REPOSITORY / "requirements-transformers.lock").read_text()
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins("requirements-transformers.lock"))
+
+
 def test_the_cuda_lock_adds_to_the_plain_one_and_changes_nothing():
     added = set(pins("requirements-cuda12.lock")) - set(pins("requirements.lock"))
     assert set(pins("requirements.lock")) < set(pins("requirements-cuda12.lock"))

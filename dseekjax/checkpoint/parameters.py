@@ -1,9 +1,10 @@
-"""The parameters of a run, for whoever does not go on with it."""
+"""The parameters of a run alone, for whoever does not go on with it."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dseekjax.checkpoint.config import CheckpointConfig
 from dseekjax.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from dseekjax.errors import UserError
 from dseekjax.training.state import TrainState
@@ -47,3 +48,20 @@ def read_parameters(checkpoints: Path, state_shape: TrainState) -> Parameters:
     finally:
         store.close()
     return Parameters(params, step, config)
+
+
+def write_parameters(checkpoints: Path, params: Any, config: CheckpointConfig, saved_config: dict[str, Any]) -> None:
+    """Makes a run's first checkpoint, of step 0, with parameters alone: other runs can start from it.
+
+    Args:
+        checkpoints: the folder for it.
+        params: as in `TrainState`.
+        config: as for training.
+        saved_config: the whole config, kept with it.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    store = CheckpointStore(checkpoints, config)
+    store.save_params(0, params, saved_config)
+    store.close()

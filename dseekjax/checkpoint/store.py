@@ -11,7 +11,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from dseekjax.checkpoint.config import CheckpointConfig
 from dseekjax.checkpoint.fingerprint import checksums
-from dseekjax.checkpoint.layout import join, split
+from dseekjax.checkpoint.layout import flatten, join, split
 from dseekjax.errors import UserError
 from dseekjax.training.processes import on_all_processes, on_first_process
 from dseekjax.training.state import TrainState
@@ -81,6 +81,24 @@ class CheckpointStore:
         with _SavingErrors(self._directory):
             self._manager.save(step, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **arguments), force=True)
 
+    def save_params(self, step: int, params: Any, config: Mapping[str, Any]) -> None:
+        """Writes parameters alone, of which runs can start and none can go on.
+
+        Raises:
+            UserError: they cannot be written.
+        """
+        arrays = flatten(params)
+        meta = {"config": dict(config), "checksums": {"params": checksums(arrays)}}
+        items = ocp.args.Composite(meta=ocp.args.JsonSave(meta), params=ocp.args.StandardSave(arrays))
+        try:
+            self._manager.save(step, args=items, force=True)
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise UserError(
+                f"cannot write parameters to {self._directory} ({_reason(error)}); make room there, or choose another "
+                "folder"
+            ) from error
+
     def check(self) -> None:
         """Raises UserError if a save in the background has failed."""
         with _SavingErrors(self._directory):
@@ -127,7 +145,10 @@ class CheckpointStore:
     ) -> tuple[dict[str, dict[str, jax.Array]], dict[str, Any]]:
         try:
             metadata = self._manager.item_metadata(step)
+            _refuse_params_alone(self._directory / str(step), metadata, shapes)
             saved = {item: dict(metadata[item].tree) for item in shapes}
+        except UserError:
+            raise
         except Exception as error:
             _raise_if_not_damage(error, self._directory / str(step))
             raise DamagedCheckpointError(_reason(error)) from error
@@ -149,6 +170,14 @@ class CheckpointStore:
                 if restored["meta"]["checksums"][item].get(name) != value:
                     raise DamagedCheckpointError(f"the checksum of {name} does not match")
         return {item: restored[item] for item in shapes}, restored["meta"]
+
+
+def _refuse_params_alone(path: Path, metadata: Any, wanted: Mapping[str, Any]) -> None:
+    if "state" in wanted and metadata["params"] is not None and not (path / "state").exists():
+        raise UserError(
+            f"{path} holds parameters alone, without what training goes on from; start another run from them: "
+            f"train.initialize_from={path.parent.parent} and another run.dir"
+        )
 
 
 def _raise_if_not_damage(error: Exception, path: Path) -> None:

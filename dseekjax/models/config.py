@@ -1,8 +1,8 @@
 """What a decoder-only transformer looks like."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from dseekjax.section import Section
 
@@ -38,9 +38,63 @@ class AttentionConfig(Section):
 
 class FeedForwardConfig(Section):
     hidden_dim: int = Field(2048, gt=0, lt=2**31, description="Width between the two projections.")
-    activation: Literal["gelu", "relu", "swiglu"] = Field(
-        "gelu", description="gelu (tanh form), relu, or swiglu, which has a third projection as gate."
+    activation: Literal["gelu", "gelu_exact", "relu", "swiglu"] = Field(
+        "gelu",
+        description="gelu (tanh form), gelu_exact (by the error function), relu, or swiglu, which has a third "
+        "projection as gate.",
     )
+
+
+class NoRotaryScaling(Section):
+    kind: Literal["none"] = Field(
+        "none",
+        description="How a model that was trained on short sequences takes longer ones: none is not at all, linear "
+        "slows every rotation down, llama3 only the slow ones.",
+    )
+
+
+class LinearRotaryScaling(Section):
+    """Chen et al. 2023, arXiv:2306.15595."""
+
+    kind: Literal["linear"] = Field("linear", description="Every rotation is slower by factor.")
+    factor: float = Field(gt=0, description="By how much rotations are slowed down.")
+
+
+class Llama3RotaryScaling(Section):
+    """That of Llama 3.1 (Grattafiori et al. 2024, arXiv:2407.21783)."""
+
+    kind: Literal["llama3"] = Field("llama3", description="Slow rotations are slower by factor, fast ones stay.")
+    factor: float = Field(8.0, gt=0, description="By how much slow rotations are slowed down.")
+    low_frequency_factor: float = Field(
+        1.0, gt=0, description="Rotations of fewer turns than this in original_positions are slow."
+    )
+    high_frequency_factor: float = Field(
+        4.0, gt=0, description="Rotations of more turns than this in original_positions are fast."
+    )
+    original_positions: int = Field(
+        8192, gt=0, lt=2**31, description="Length of sequences that the model was trained on before."
+    )
+
+    @model_validator(mode="after")
+    def _slow_is_below_fast(self) -> Self:
+        if self.low_frequency_factor >= self.high_frequency_factor:
+            raise ValueError(
+                f"low_frequency_factor {self.low_frequency_factor} is not below high_frequency_factor "
+                f"{self.high_frequency_factor}; lower the one or raise the other"
+            )
+        return self
+
+
+def _kind(value: Any) -> str:
+    return value.get("kind", "none") if isinstance(value, dict) else getattr(value, "kind", "none")
+
+
+RotaryScalingConfig = Annotated[
+    Annotated[NoRotaryScaling, Tag("none")]
+    | Annotated[LinearRotaryScaling, Tag("linear")]
+    | Annotated[Llama3RotaryScaling, Tag("llama3")],
+    Discriminator(_kind),
+]
 
 
 class DecoderConfig(Section):
@@ -61,7 +115,10 @@ class DecoderConfig(Section):
         1024, gt=0, lt=2**31, description="Rows of the learned position table; unused by rotary."
     )
     rotary_theta: float = Field(10000.0, gt=0, description="Base of the rotary wavelengths; unused by learned.")
-    biases: Literal["all", "qkv", "none"] = Field("all", description="Which projections have a bias.")
+    rotary_scaling: RotaryScalingConfig = NoRotaryScaling()
+    biases: Literal["all", "attention", "qkv", "none"] = Field(
+        "all", description="Which projections have a bias; attention is qkv and that of its output."
+    )
     tied_embeddings: bool = Field(True, description="Whether the output projection is the embedding itself.")
     dropout: float = Field(
         0.0, ge=0, lt=1, description="Probability of dropping an activation after the embedding and each part."
@@ -78,6 +135,15 @@ class DecoderConfig(Section):
     def _rotary_needs_even_heads(self) -> Self:
         if self.positions == "rotary" and self.attention.head_dim % 2:
             raise ValueError(f"attention.head_dim {self.attention.head_dim} is odd; rotary positions need it even")
+        return self
+
+    @model_validator(mode="after")
+    def _only_rotations_are_scaled(self) -> Self:
+        if self.positions != "rotary" and self.rotary_scaling.kind != "none":
+            raise ValueError(
+                f"rotary_scaling.kind {self.rotary_scaling.kind} needs positions to be rotary, not {self.positions}; "
+                "set positions to rotary, or rotary_scaling.kind to none"
+            )
         return self
 
 

@@ -20,7 +20,9 @@ def _vector_parameters_per_layer(config: DecoderConfig) -> int:
     norms = 2 * embed * (2 if config.norm == "layer_norm" else 1)
     qkv = size.head_dim * (size.num_heads + 2 * size.num_kv_heads)
     ups = 2 if config.feed_forward.activation == "swiglu" else 1
-    return norms + {"none": 0, "qkv": qkv, "all": qkv + embed + ups * hidden + embed}[config.biases]
+    attention = qkv + embed
+    biases = {"none": 0, "qkv": qkv, "attention": attention, "all": attention + ups * hidden + embed}
+    return norms + biases[config.biases]
 
 
 def parameter_count(config: DecoderConfig) -> int:

@@ -39,7 +39,7 @@ class SelfAttention(nnx.Module):
             (size.num_heads, size.head_dim, config.embed_dim),
             ("heads", "head_dim", "embed"),
             inner_axes=("batch", "sequence", "heads", "head_dim"),
-            bias_dims=1 if config.biases == "all" else 0,
+            bias_dims=1 if config.biases in ("all", "attention") else 0,
             scale=config.initializer_scale / (2 * config.num_layers) ** 0.5,
             rngs=rngs,
         )
@@ -54,8 +54,9 @@ class SelfAttention(nnx.Module):
         """
         query, key, value = project_in(self.operations, x, self.query, self.key, self.value)
         if self.config.positions == "rotary":
-            query = rotate(query, batch.positions, self.config.rotary_theta)
-            key = rotate(key, batch.positions, self.config.rotary_theta)
+            theta, scaling = self.config.rotary_theta, self.config.rotary_scaling
+            query = rotate(query, batch.positions, theta, scaling)
+            key = rotate(key, batch.positions, theta, scaling)
         constrain = self.operations.constrain
         query = constrain(query, "batch", "sequence", "heads", "head_dim")
         key = constrain(key, "batch", "sequence", "kv_heads", "head_dim")

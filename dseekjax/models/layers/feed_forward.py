@@ -12,6 +12,7 @@ from dseekjax.models.operations import Operations
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_exact": lambda x: jax.nn.gelu(x, approximate=False),
     "relu": jax.nn.relu,
     "swiglu": jax.nn.silu,
 }

@@ -1,0 +1,1 @@
+"""Checkpoints as Hugging Face lays them out: `config.json` and safetensors files."""

@@ -1,0 +1,102 @@
+"""The safetensors files of a folder, read slice by slice."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401 - tells NumPy, and through it safetensors, of bfloat16
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from dseekjax.checkpoint.hugging_face.config_json import read_json
+from dseekjax.checkpoint.hugging_face.mapping import Index
+from dseekjax.errors import UserError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = ("F32", "F16", "BF16")
+AS_MANY_AS_ARE_LISTED = 12
+
+
+class TensorFiles:
+    """Tensors by name, wherever they lie. Opening reads headers alone."""
+
+    def __init__(self, folder: Path) -> None:
+        """
+        Raises:
+            UserError: a file is missing, cut short or of another format.
+        """
+        self._slices: dict[str, Any] = {}
+        self._places: dict[str, str] = {}
+        # They have to stay: slices read from the memory that they map.
+        self._files = [self._open(folder / name) for name in _file_names(folder)]
+
+    def _open(self, path: Path) -> Any:
+        try:
+            file = safe_open(path, "numpy")
+        except SafetensorError as error:
+            raise UserError(
+                f"{path} is cut short, or no safetensors file ({str(error).removeprefix('Error while ')}); fetch it "
+                "again"
+            ) from error
+        except OSError as error:
+            raise UserError(f"cannot read {path} ({error.strerror or error}); fetch it again") from error
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            part = file.get_slice(name)
+            if part.get_dtype() not in DTYPES:
+                raise UserError(
+                    f"{path}: {name} is of the dtype {part.get_dtype()}; give a checkpoint in one of "
+                    f"{', '.join(DTYPES)}"
+                )
+            if name in self._slices:
+                raise UserError(f"{path}: {name} is in {self._places[name]} too; fetch the folder again")
+            self._slices[name], self._places[name] = part, path.name
+        return file
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._slices)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slices[name].get_shape())
+
+    def read(self, name: str, index: Index) -> np.ndarray:
+        """A slice of a tensor, in the dtype that it has on disk; no more than that is read."""
+        part: np.ndarray = self._slices[name][index]
+        return part
+
+
+def _file_names(folder: Path) -> list[str]:
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    if (folder / INDEX).is_file():
+        placed = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(placed, dict) or not placed:
+            raise UserError(f"{folder / INDEX} has no weight_map; fetch it again")
+        names = sorted({Path(str(name)).name for name in placed.values()})
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise UserError(
+                f"{folder}: {some(missing)} of the {len(names)} files that {INDEX} lists "
+                f"{'is' if len(missing) == 1 else 'are'} missing; fetch {'it' if len(missing) == 1 else 'them'} again"
+            )
+        return names
+    pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt*"))
+    if pickles:
+        raise UserError(
+            f"{folder} holds its weights as {pickles[0]}, a pickle, which can run any code when it is opened and so is "
+            "never opened here; where you trust it, make safetensors of it with transformers: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+        )
+    raise UserError(f"there is no {SINGLE} and no {INDEX} in {folder}; give a folder that holds a whole model")
+
+
+def some(names: Iterable[str]) -> str:
+    """Names in a row: those that differ only in a layer's number are put together, and a long rest is counted."""
+    together: dict[str, list[str]] = {}
+    for name in sorted(names):
+        together.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name, count=1), []).append(name)
+    shown = [which[0] if len(which) == 1 else f"{name} ({len(which)})" for name, which in together.items()]
+    more = len(shown) - AS_MANY_AS_ARE_LISTED
+    return ", ".join(shown[:AS_MANY_AS_ARE_LISTED]) + (f" and {more} more" if more > 0 else "")

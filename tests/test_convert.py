@@ -1,0 +1,327 @@
+"""The door to Hugging Face: what a user meets."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file, save_file
+
+from dseekjax import conversion, train
+from dseekjax.convert import main
+from dseekjax.files import WholeFolder
+from dseekjax.trained import open_trained
+from tests.checkpoint.hugging_face_folders import (
+    GPT2_CONFIG,
+    LLAMA_CONFIG,
+    gpt2_tensors,
+    llama_tensors,
+    write_folder,
+    write_tokenizer,
+)
+from tests.conftest import REPOSITORY
+from tests.test_processes import together
+from tests.tiny import door_arguments
+
+TRAINING = ("run.compilation_cache_dir=null", "data.sequence_length=16")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A checkpoint of the Mistral kind, whose window and template have to survive."""
+    config = {**LLAMA_CONFIG, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 24}
+    folder = write_folder(tmp_path_factory.mktemp("source") / "hf", {**config, "new_key": 1}, shards=2)
+    for name, text in (
+        ("tokenizer_config.json", json.dumps({"eos_token": "</s>", "chat_template": "{{ messages }}"})),
+        ("special_tokens_map.json", '{"eos_token": "</s>"}'),
+        ("generation_config.json", '{"eos_token_id": 2, "temperature": 0.6}'),
+    ):
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(source, tmp_path_factory):
+    run = tmp_path_factory.mktemp("run") / "imported"
+    assert main(["--from-hf", str(source), "--run", str(run), *TRAINING]) == 0
+    return run
+
+
+def test_a_run_is_made_and_opens(source, run, tmp_path, capsys):
+    again = tmp_path / "again"
+    assert main(["--from-hf", str(source), "--run", str(again), "run.compilation_cache_dir=null", "mesh.tensor=2"]) == 0
+    output = capsys.readouterr().out
+    assert "new_key" in output
+    assert "attention slides a window of 24 tokens" in output
+    count = sum(array.size for array in llama_tensors().values())
+    assert f"MistralForCausalLM, {count:,} parameters, with sequences of 24 tokens that end in </s>" in output
+    assert f"train.initialize_from={again}" in output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again"]
+    written = yaml.safe_load((again / "config.yaml").read_text())
+    assert written["run"]["dir"] == str(again)
+    assert written["data"]["tokenizer"] == str(again / "tokenizer.json")
+    assert (written["data"]["sequence_length"], written["mesh"]["tensor"]) == (24, 2)
+    assert (again / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+    trained = open_trained(again, ("mesh.tensor=1",))
+    assert (trained.step, trained.end_token) == (0, 2)
+    np.testing.assert_array_equal(
+        trained.params["token_embedding"]["embedding"], llama_tensors()["model.embed_tokens.weight"]
+    )
+    assert trained.params["token_embedding"]["embedding"].sharding.mesh.shape["fsdp"] == 8
+
+
+def test_what_is_written_back_is_what_was_read(source, run, tmp_path):
+    back = tmp_path / "back"
+    assert main(["--run", str(run), "--to-hf", str(back), "--shard-size", "10KB"]) == 0
+    for path in source.iterdir():
+        if path.name == "config.json":
+            assert json.loads((back / path.name).read_text()) == json.loads(path.read_text())
+        elif path.suffix == ".json" and "index" not in path.name:
+            assert (back / path.name).read_bytes() == path.read_bytes(), path.name
+    # What was trained without their window is no longer that model, but a Llama.
+    longer = tmp_path / "longer"
+    assert main(["--run", str(run), "--to-hf", str(longer), "data.sequence_length=30"]) == 0
+    config = json.loads((longer / "config.json").read_text())
+    assert (config["model_type"], config["max_position_embeddings"]) == ("llama", 30)
+    written = {}
+    for path in back.glob("model-*.safetensors"):
+        written |= load_file(path)
+    assert set(written) == set(llama_tensors())
+    for name, array in written.items():
+        np.testing.assert_array_equal(array, llama_tensors()[name], err_msg=name)
+    assert {path.stat().st_mode & 0o777 for path in back.iterdir()} == {(back / "config.json").stat().st_mode & 0o777}
+    listed = json.loads((back / "checksums.json").read_text())["sha256"]
+    assert set(listed) == {path.name for path in back.iterdir()} - {"checksums.json"}
+
+
+def test_training_starts_from_an_import_and_is_written_back(source, run, tmp_path, capsys):
+    text, tuned, back = tmp_path / "text.txt", tmp_path / "tuned", tmp_path / "back"
+    text.write_text("w3 w4 w5 w6 w7 w8\n" * 400)
+    changes = [
+        *("--config", str(run / "config.yaml"), f"data.sources=[{{path: {text}, document_separator: '\\n'}}]"),
+        *(f"data.cache_dir={tmp_path / 'cache'}", "train.steps=2", "data.held_out_fraction=0"),
+    ]
+    # The folder of the import itself has nothing to go on from.
+    before = (run / "config.yaml").read_text()
+    assert train.main(["--config", str(run / "config.yaml"), f"data.cache_dir={tmp_path / 'cache'}"]) == 2
+    error = capsys.readouterr().err
+    assert f"{run}/checkpoints/0 holds parameters alone" in error
+    assert f"train.initialize_from={run} and another run.dir" in error
+    assert (run / "config.yaml").read_text() == before
+
+    assert train.main([*changes, f"train.initialize_from={run}", f"run.dir={tuned}"]) == 0
+    output = capsys.readouterr().out
+    assert f"Starting from the parameters of {run} at step 0." in output
+    assert "Note: model" not in output
+    assert main(["--run", str(tuned), "--to-hf", str(back), "--dtype", "bfloat16"]) == 0
+    config = json.loads((back / "config.json").read_text())
+    assert config == {**json.loads((source / "config.json").read_text()), "torch_dtype": "bfloat16"}
+    assert (back / "tokenizer_config.json").read_text() == (source / "tokenizer_config.json").read_text()
+    written = load_file(back / "model.safetensors")
+    assert (written["model.norm.weight"] != llama_tensors()["model.norm.weight"].astype("bfloat16")).any()
+
+    # And once more, from what was written: a file that is not what it was is found.
+    assert main(["--from-hf", str(back), "--run", str(tmp_path / "once_more"), *TRAINING]) == 0
+    tensors = load_file(back / "model.safetensors")
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, back / "model.safetensors", {"format": "pt"})
+    assert main(["--from-hf", str(back), "--run", str(tmp_path / "wrong"), *TRAINING]) == 2
+    assert "model.safetensors is not what it was: its SHA-256 differs from checksums.json" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*wrong*"))
+
+
+def test_a_run_from_scratch_is_written(tmp_path, capsys):
+    arguments = [*door_arguments(tmp_path), "train.steps=1", "model.attention.num_kv_heads=4", "model.dropout=0.1"]
+    arguments.append("data.held_out_fraction=0")
+    assert train.main(arguments) == 0
+    assert main(["--run", str(tmp_path / "run"), "--to-hf", str(tmp_path / "hf")]) == 0
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    for key, value in (
+        ("model_type", "gpt2"),
+        ("architectures", ["GPT2LMHeadModel"]),
+        ("n_positions", 24),
+        ("eos_token_id", 256),
+        ("resid_pdrop", 0.1),
+    ):
+        assert config[key] == value
+    assert (config["torch_dtype"], config["bos_token_id"]) == ("float32", None)
+    told = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())
+    assert (told["eos_token"], told["model_max_length"]) == ("<|endoftext|>", 24)
+    # It is as it was, imported again.
+    again = ["--from-hf", str(tmp_path / "hf"), "--run", str(tmp_path / "again")]
+    assert main([*again, "run.compilation_cache_dir=null"]) == 0
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        open_trained(tmp_path / "run").params,
+        open_trained(tmp_path / "again").params,
+    )
+    capsys.readouterr()
+    assert main(["--run", str(tmp_path / "run"), "--to-hf", str(tmp_path / "hf")]) == 2
+    assert f"--to-hf: {tmp_path / 'hf'} is there already" in capsys.readouterr().err
+    assert main(["--run", str(tmp_path / "run"), "--to-hf", str(tmp_path / "hf2"), "model.biases=none"]) == 2
+    assert "GPT2LMHeadModel, in which there is no counterpart of model.biases none" in capsys.readouterr().err
+    assert main(["--run", str(tmp_path / "nothing"), "--to-hf", str(tmp_path / "hf2")]) == 2
+    assert "no run there" in capsys.readouterr().err
+    assert not (tmp_path / "hf2").exists()
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def cut_short(folder):
+    path = folder / "model-00002-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def pickled(folder):
+    for path in folder.glob("model*"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80")
+
+
+def with_config(**changes):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+    return change
+
+
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "overrides", "message"),
+    [
+        (
+            remove("model-00002-of-00002.safetensors"),
+            (),
+            "model-00002-of-00002.safetensors of the 2 files that model.saf",
+        ),
+        (
+            remove("model.safetensors.index.json"),
+            (),
+            "there is no model.safetensors and no model.safetensors.index.json",
+        ),
+        (text("model.safetensors.index.json", "{}"), (), "model.safetensors.index.json has no weight_map"),
+        (cut_short, (), "model-00002-of-00002.safetensors is cut short, or no safetensors file (deserializing header"),
+        (pickled, (), "holds its weights as pytorch_model.bin, a pickle, which can run any code"),
+        (remove("config.json"), (), "there is no config.json in"),
+        (text("config.json", "{"), (), "config.json is not JSON"),
+        (with_config(model_type="gemma9"), (), "'gemma9', which is not known here; there are gpt2, llama, mistral, qw"),
+        (remove("tokenizer.json"), (), "there is no tokenizer.json in"),
+        (
+            lambda folder: write_tokenizer(folder / "tokenizer.json", 50),
+            (),
+            "has 50 tokens, but vocab_size of config.j",
+        ),
+        (with_config(eos_token_id=None), (), "no eos_token_id in the files of"),
+        (with_config(), ("data.end_of_document=<e>",), "data.end_of_document: the tokenizer has no token '<e>'"),
+        (with_config(), ("data.sequence_length=25",), "data.sequence_length 25 exceeds the sliding_window of 24"),
+        (with_config(), ("model.embed_dim=32",), "model.embed_tokens.weight has the shape (40, 16), and the model"),
+        (with_config(vocab_size=41), (), "dimension 'vocab' of 41 is not divisible"),
+        (with_config(hidden_act="relu"), (), 'config.json: hidden_act is "relu", of which there is no counterpart'),
+        (text("checksums.json", '{"sha256": {"gone.txt": ""}}'), (), "gone.txt is missing, which checksums.json lists"),
+    ],
+)
+def test_bad_input_is_one_sentence(source, damage, overrides, message, tmp_path, capsys):
+    folder = tmp_path / "hf"
+    shutil.copytree(source, folder)
+    (folder / "generation_config.json").unlink()
+    damage(folder)
+    assert main(["--from-hf", str(folder), "--run", str(tmp_path / "run"), "mesh.tensor=2", *TRAINING, *overrides]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "r"], "neither is given"),
+        (["--run", "r", "--from-hf", "a", "--to-hf", "b"], "both is given"),
+        (["--run", "r", "--from-hf", "a", "--dtype", "bfloat16"], "--dtype bfloat16 is for --to-hf"),
+        (["--run", "r", "--to-hf", "a", "--shard-size", "big"], "--shard-size big is no size"),
+        (["--run", "r", "--from-hf", "nowhere"], "there is no folder nowhere"),
+        (["--run", "tests", "--from-hf", "nowhere"], "is there already; choose another folder"),
+    ],
+)
+def test_wrong_options_are_one_sentence(arguments, message, capsys, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_loads_no_jax():
+    code = "import sys; from dseekjax.convert import main\ntry: main(['--help'])\nfinally: print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert "--from-hf DIR --run OUT" in done.stdout
+    assert done.stdout.endswith("False\n")
+
+
+def test_what_fails_in_the_middle_leaves_nothing(source, run, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion, "keep_companions", fail)
+    monkeypatch.setattr(conversion, "write_digests", fail)
+    for arguments in (["--from-hf", str(source), "--run"], ["--run", str(run), "--to-hf"]):
+        with pytest.raises(KeyboardInterrupt):
+            main([*arguments, str(tmp_path / "out"), "run.compilation_cache_dir=null"])
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_process_leaves_what_the_next_removes(tmp_path):
+    out = tmp_path / "out"
+    code = (
+        "import os, pathlib, signal; from dseekjax.files import WholeFolder\n"
+        f"folder = WholeFolder(pathlib.Path({str(out)!r})); folder.begin()\n"
+        "(folder.hidden / 'left').mkdir(); (folder.hidden / 'config.yaml').write_text('')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
+    folder = WholeFolder(out)
+    folder.begin()
+    assert not list(folder.hidden.iterdir())
+    with pytest.raises(Exception, match=r"another process is making"):
+        WholeFolder(out).begin()
+    (folder.hidden / "a").write_text("a")
+    folder.finish()
+    assert os.listdir(tmp_path) == ["out"]
+    assert os.listdir(out) == ["a"]
+
+
+def test_gpt2_comes_without_its_prefix(tmp_path, capsys):
+    folder = write_folder(tmp_path / "hf", GPT2_CONFIG, gpt2_tensors(prefix=""))
+    assert main(["--from-hf", str(folder), "--run", str(tmp_path / "run"), *TRAINING]) == 0
+    assert main(["--run", str(tmp_path / "run"), "--to-hf", str(tmp_path / "back")]) == 0
+    assert set(load_file(tmp_path / "back" / "model.safetensors")) == set(gpt2_tensors())
+
+
+def test_two_processes_read_and_write_together(source, tmp_path):
+    """Each its own devices' slices; the first alone makes folders and speaks."""
+
+    def both(*arguments):
+        command = [sys.executable, "-m", "dseekjax.convert", *arguments, "run.virtual_devices=2", "mesh.tensor=2"]
+        done = together(command)
+        assert [status for status, _ in done] == [0, 0], done
+        assert [" holds " in output for _, output in done] == [True, False]
+
+    both("--from-hf", str(source), "--run", str(tmp_path / "run"), *TRAINING)
+    both("--run", str(tmp_path / "run"), "--to-hf", str(tmp_path / "hf"))
+    written = load_file(tmp_path / "hf" / "model.safetensors")
+    for name, array in llama_tensors().items():
+        np.testing.assert_array_equal(written[name], array, err_msg=name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "run"]
