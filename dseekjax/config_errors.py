@@ -22,7 +22,14 @@ def explain(error: ValidationError, values: dict[str, Any], root: type[BaseModel
     for problem in problems:
         key = _key(problem["loc"], values)
         meaning = known.get(_without_numbers(key))
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "extra_forbidden" and meaning is not None:
+            section, _, last = key.rpartition(".")
+            kind = _value(values, problem["loc"][:-1]).get("kind")
+            yield (
+                f"{section} of kind {kind} has no {last}; leave it out, or give all of it anew, as in "
+                f"'{section}={{kind: {kind}}}'"
+            )
+        elif problem["type"] == "extra_forbidden":
             yield f"unknown key {key}" + _suggestion(_without_numbers(key), list(known))
         elif problem["type"] == "default_factory_not_called":
             continue  # It depends on a value that has a problem of its own.
@@ -43,6 +50,15 @@ def explain(error: ValidationError, values: dict[str, Any], root: type[BaseModel
 
 def _inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
     return len(location) > len(outer) and location[: len(outer)] == outer
+
+
+def _value(values: Any, location: tuple[int | str, ...]) -> Any:
+    """What is at a place that `_key` names."""
+    for name in location:
+        # What is not there is the name of a union's member.
+        if (isinstance(values, dict) and name in values) or isinstance(name, int):
+            values = values[name]
+    return values
 
 
 def _key(location: tuple[int | str, ...], values: Any) -> str:

@@ -134,3 +134,12 @@ def test_help_and_bad_config_do_not_load_jax():
     assert done.returncode == 0, done.stderr
     assert "optimizer.learning_rate" in done.stdout
     assert "Peak learning rate" in done.stdout
+
+
+def test_a_key_of_another_kind_is_not_taken_for_a_misspelling():
+    with pytest.raises(UserError) as error:
+        load_config(overrides=["optimizer.schedule.final_fraction=0.1", "optimizer.schedule.kind=constant"])
+    assert str(error.value) == (
+        "optimizer.schedule of kind constant has no final_fraction; leave it out, or give all of it anew, as in "
+        "'optimizer.schedule={kind: constant}'"
+    )
