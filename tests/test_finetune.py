@@ -61,7 +61,9 @@ def test_the_loss_is_that_of_the_completions_alone(kind, tmp_path):
     )
     program = build_program(config, jax.devices()[:1])
     data = open_data(config.data, model_vocabulary_size=257)
-    batches = evaluation_batches(data, config.data, global_batch_size=2, rows=rows_of_process(program.batch_shape))
+    batches = evaluation_batches(
+        data.evaluation, config.data, global_batch_size=2, rows=rows_of_process(program.batch_shape)
+    )
     (portion,) = data.evaluation
     evaluate = build_evaluation(
         program, batches, bytes_per_token=portion.num_bytes / portion.num_counted, max_batches=None
