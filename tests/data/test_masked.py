@@ -288,7 +288,7 @@ def test_batches_of_training_and_evaluation_carry_the_weights(tmp_path):
     feed = training_feed(data, some, seed=0, global_batch_size=4, rows=np.arange(4), num_batches=9)
     batch = next(feed.start(feed.state(0)))
     assert 0 < batch["loss_weights"].sum() < (batch["segment_ids"] > 0).sum() / 2
-    held_out = evaluation_batches(data, some, global_batch_size=4, rows=np.arange(4))
+    held_out = evaluation_batches(data.evaluation, some, global_batch_size=4, rows=np.arange(4))
     assert sum(batch["loss_weights"].sum() for batch in held_out) == data.evaluation[0].num_counted
 
 
