@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,8 @@ def test_doors_take_the_options_and_keys_of_every_command(page, monkeypatch):
             words = ["--model", "quickstart", *words]
         options = module._parse(words)
         if door in ("train", "plan"):
+            if options.config and not Path(options.config).exists():  # what an earlier command makes
+                options.config = recipe_path("quickstart")
             module._load(options)
         else:
             load_config(recipe_path("quickstart"), getattr(options, "overrides", []))
@@ -84,9 +87,17 @@ def test_every_page_is_in_the_index():
     assert "(docs/README.md)" in README
 
 
-def test_readme_names_only_what_exists():
-    for path in re.findall(r"`((?:scripts|docs|tests|configs|pallas_kernels|notebooks)/[\w./]*)", README):
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_of_the_repository_exist(page):
+    tops = sorted(path.name for path in REPOSITORY.iterdir() if path.is_dir() and path.name != "runs")
+    for path in re.findall(rf"`((?:{'|'.join(map(re.escape, tops))})/[\w./]*)", page.read_text()):
         assert (REPOSITORY / path).exists(), path
+    # House rooms go by their own names there.
+    for path in re.findall(r"`(\w+/[\w/]*(?:\.py|/))`", page.read_text()) if page.name == "house.md" else []:
+        assert (REPOSITORY / path).exists() or (REPOSITORY / "dseekjax" / path).exists(), path
+
+
+def test_readme_names_only_what_exists():
     for recipe in re.findall(r"--model (\w+)", README):
         recipe_path(recipe)
     overrides = re.findall(r"(?<![\w.])((?:train|model|mesh|run|data)\.[\w.]+=[\w./-]+)", README)
