@@ -48,8 +48,12 @@ def test_the_picture_has_every_room_and_every_import():
     assert set(re.findall(r'id="(\w+ imports \w+)"', picture)) == {
         f"{room} imports {lower}" for room, lower in architecture.arrows()
     }, told
-    words = set(re.findall(r">([^<>]+)</text>", picture))
-    assert {*architecture.rooms(), *(f"dseekjax.{door}" for door in architecture.doors())} <= words, told
+    words = re.findall(r">([^<>\n]+)</t(?:ext|span)>", picture)
+    assert set(architecture.rooms()) <= set(words), told
+    for door in architecture.doors():
+        assert f"dseekjax.{door} {', '.join(sorted(architecture.rooms_behind(door)))}" in " ".join(words), told
+    for room in architecture.rooms():
+        assert f"{room} {architecture.sentence(room)}" in " ".join(words), told
     assert {*ROOMS, architecture.KERNELS} == set(architecture.rooms())
 
 

@@ -47,6 +47,7 @@ def walked(tmp_path_factory):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=800,
     )
     assert walk.returncode == 0, walk.stdout
     return folder, re.split(r"<<block \d+>>\n", walk.stdout)[1:]
