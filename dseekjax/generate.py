@@ -33,18 +33,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     on_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
     try:
-        _generate(_parse(arguments))
-        sys.stdout.flush()
+        status = _generate(_parse(arguments))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return status
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        # Whoever was to read it has gone, and Python must not write to them again when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _stop_printing()
+    except OSError as error:
+        print(
+            f"error: cannot use {error.filename or 'standard output'} ({error.strerror}); mend that and run again",
+            file=sys.stderr,
+        )
+        if error.filename is None:
+            _stop_printing()
+        return UserError.exit_code
     finally:
         if on_main_thread:
             signal.signal(signal.SIGINT, before)
     return 0
+
+
+def _stop_printing() -> None:
+    """Whoever was to read it has gone, or there is no room, and Python must not write there again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -64,31 +78,38 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--prompt", metavar="TEXT", action="append", default=[], help="what to continue; may be given again")
     add("--prompts", metavar="FILE", help='a prompt per line, or {"prompt": ...} per line of a .jsonl; - is standard '
         "input, answered line by line")  # fmt: skip
-    add("--max-tokens", metavar="N", type=_whole_number, default=128, help="most tokens to write; default %(default)s")
+    add("--max-tokens", metavar="N", default="128", help="most tokens to write; default %(default)s")
     add("--temperature", metavar="T", type=float, default=1.0, help="below 1 keeps to what is likely, 0 takes the most "
         "likely token; default %(default)s")  # fmt: skip
-    add("--top-k", metavar="K", type=_whole_number, help="draw from the K most likely tokens")
+    add("--top-k", metavar="K", help="draw from the K most likely tokens")
     add("--top-p", metavar="P", type=float, help="draw from the fewest tokens of probability P together")
     add("--seed", metavar="S", type=int, default=0, help="default %(default)s")
     add("--stop", metavar="TEXT", action="append", default=[], help="ends the text, and is no part of it; may be given "
         "again")  # fmt: skip
-    add("--batch-size", metavar="B", type=_whole_number, default=8, help="prompts at a time; default %(default)s")
+    add("--batch-size", metavar="B", default="8", help="prompts at a time; default %(default)s")
     add("--json", action="store_true", help="print an object per prompt: prompt, text, tokens, finish_reason")
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="as in mesh.tensor=2")
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="as in mesh.tensor=2; a lone - is --prompts -")
     options = parser.parse_intermixed_args(arguments)
+    if "-" in options.overrides:
+        options.overrides = [override for override in options.overrides if override != "-"]
+        options.prompts = options.prompts or "-"
     if bool(options.prompt) == (options.prompts is not None):
-        parser.error("give --prompt TEXT or --prompts FILE")
+        raise UserError("give --prompt TEXT, or --prompts FILE, where - is standard input; one of the two")
+    for option in ("max_tokens", "top_k", "batch_size"):
+        setattr(options, option, _whole_number(getattr(options, option), f"--{option.replace('_', '-')}"))
     return options
 
 
-def _whole_number(text: str) -> int:
-    if not (text.isdecimal() and 0 < int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
-    return int(text)
+def _whole_number(text: str | None, option: str) -> int | None:
+    if text is not None and not (text.isdecimal() and 0 < int(text) < 2**31):
+        raise UserError(f"{option} {text} is no whole number from 1 up; give one")
+    return None if text is None else int(text)
 
 
-def _generate(options: argparse.Namespace) -> None:
+def _generate(options: argparse.Namespace) -> int:
     prompts = list(options.prompt)
+    if options.prompts == "-" and sys.stdin is None:
+        raise UserError("--prompts -: standard input is closed; give --prompt TEXT or --prompts FILE")
     if options.prompts not in (None, "-"):
         prompts = _read_prompts(Path(options.prompts).expanduser())
     # Loads JAX, which --help and a wrong file must not wait for.
@@ -105,21 +126,29 @@ def _generate(options: argparse.Namespace) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     if options.prompts != "-":
         _answer(options, writer, sampling, prompts, 0)
-        return
+        return 0
+    status = 0
     for number, line in enumerate(sys.stdin):
-        if prompt := line.rstrip("\n"):
-            _answer(options, writer, sampling, [prompt], number)
+        try:
+            if prompt := line.rstrip("\n"):
+                _answer(options, writer, sampling, [prompt], number)
+        except UserError as error:
+            # The next line may be better.
+            print(f"error: {error}", file=sys.stderr)
+            status = error.exit_code
+    return status
 
 
 def _read_prompts(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open(path, encoding="utf-8-sig") as file:
+            lines = [line.rstrip("\n") for line in file]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(
             f"--prompts {path}: cannot be read ({reason}); give a text file with a prompt per line"
         ) from error
-    prompts = list(_of_json(path, lines)) if path.suffix == ".jsonl" else lines
+    prompts = list(_of_json(path, lines)) if path.suffix == ".jsonl" else [line for line in lines if line]
     if not prompts:
         raise UserError(f"--prompts {path}: is empty; give a prompt per line")
     return prompts
@@ -127,6 +156,8 @@ def _read_prompts(path: Path) -> list[str]:
 
 def _of_json(path: Path, lines: Sequence[str]) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         try:
             prompt = json.loads(line)["prompt"]
         except (ValueError, TypeError, KeyError):

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import tokenizers
 
+from dseekjax.checkpoint.hugging_face.companions import KEPT
 from dseekjax.checkpoint.parameters import read_parameters
 from dseekjax.checkpoint.quiet import silence_orbax
 from dseekjax.config import Config, load_config
@@ -33,6 +34,9 @@ class Trained:
     tokenizer: tokenizers.Tokenizer
     end_token: int
     """The token after each document."""
+    begin_tokens: tuple[int, ...] = ()
+    """What goes before a text. Nothing for a model that was trained here, whose documents had nothing there; for an
+    imported one what its tokenizer puts there by itself, as Llama's does."""
 
 
 def open_trained(
@@ -58,7 +62,8 @@ def open_trained(
     found = read_parameters(directory.checkpoints, program.state_shape)
     if directory.is_in_use:
         tell(f"{directory.path} is still training; this is its step {found.step}.")
-    return Trained(directory.path, config, program, found.params, found.step, tokenizer, end_token)
+    begin_tokens = before_a_text(tokenizer) if (directory.path / KEPT).is_dir() else ()
+    return Trained(directory.path, config, program, found.params, found.step, tokenizer, end_token, begin_tokens)
 
 
 def run_config(directory: RunDirectory, overrides: Sequence[str] = ()) -> Config:
@@ -77,6 +82,13 @@ def _end_token(directory: RunDirectory, config: Config, tokenizer: tokenizers.To
     text = kept.read_text(encoding="utf-8") if kept.is_file() else config.data.end_of_document or END_OF_DOCUMENT
     with about(str(directory.path)):
         return end_of_document_id(tokenizer, text)
+
+
+def before_a_text(tokenizer: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """The tokens that a tokenizer puts before every text."""
+    plain, dressed = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    place = next((i for i in range(len(dressed)) if dressed[i : i + len(plain)] == plain), 0)
+    return tuple(dressed[:place])
 
 
 def _tokenizer(directory: RunDirectory, config: Config) -> tokenizers.Tokenizer:

@@ -1,7 +1,10 @@
 """The generate door, from a run to texts."""
 
+import errno
 import io
 import json
+import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -46,14 +49,18 @@ def test_prompts_come_from_files_and_standard_input(start, capsys, tmp_path, mon
     assert start("--prompt", "7 bottles", "--prompt", "9 bot", *options) == 0
     expected = capsys.readouterr().out
     plain, structured = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
-    plain.write_text("7 bottles\n9 bot\n")
-    structured.write_text('{"prompt": "7 bottles"}\n{"prompt": "9 bot"}\n')
+    plain.write_text("\ufeff7 bottles\n\n9 bot\n")
+    structured.write_text('{"prompt": "7 bottles"}\n{"prompt": "9 bot", "of": "a\u2028b"}\n', encoding="utf-8")
     for path in (plain, structured):
         assert start("--prompts", str(path), *options) == 0
         assert capsys.readouterr().out == expected
-    monkeypatch.setattr("sys.stdin", io.StringIO("7 bottles\n\n9 bot\n"))
-    assert start("--prompts", "-", *options) == 0
-    assert capsys.readouterr().out == expected
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"7 bottles\n\n{'x' * 99}\n9 bot\n"))
+    # What cannot be answered is told, and the next line is.
+    assert start("-", *options) == 2
+    told = capsys.readouterr()
+    assert told.out == expected
+    assert told.err.startswith("error: prompt 3 has 99 tokens")
+    assert told.err.count("\n") == 1
 
 
 def test_the_same_seed_writes_the_same_on_any_mesh(start, capsys):
@@ -105,17 +112,36 @@ def test_mistakes_are_one_sentence_and_exit_2(start, run, capsys, tmp_path):
     refused("is empty; give a prompt per line", "--prompts", str(empty))
     refused("line 2 is not of the form", "--prompts", str(wrong))
     refused("temperature -1.0", *hi, "--temperature", "-1")
+    refused("prompt 1 is no Unicode text", "--prompt", "\udcff")
+    refused("--max-tokens 0 is no whole number from 1 up", *hi, "--max-tokens", "0")
+    refused("--top-k x is no whole number from 1 up", *hi, "--top-k", "x")
+    refused("give --prompt TEXT, or --prompts FILE")
+    refused("one of the two", *hi, "-")
     refused("mesh.tensor 3", *hi, "mesh.tensor=3", "mesh.fsdp=1")
     refused("mesh.context 2 splits sequences", *hi, "mesh.context=2")
     refused("did you mean model.embed_dim?", *hi, "model.dim=3")
     refused("is of another model", *hi, "model.embed_dim=64")
 
 
-def test_options_that_do_not_go_together_show_the_usage():
-    for wrong in ([], ["--prompt", "a", "--prompts", "b"], ["--prompt", "a", "--top-k", "0"]):
-        with pytest.raises(SystemExit) as stop:
-            generate.main(["--run", "x", *wrong])
-        assert stop.value.code == 2
+def test_closed_and_full_streams_are_one_sentence(start, run, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert start("--prompts", "-") == 2
+    assert "standard input is closed" in capsys.readouterr().err
+    code = "import sys\nfrom dseekjax import generate\nsys.exit(generate.main())"
+    command = [sys.executable, "-c", code, "--run", str(run), "--prompt", "7", "--max-tokens", "1"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cannot use standard output (No space left on device)" in done.stderr
+
+
+def test_a_run_that_may_not_be_read_is_one_sentence(start, run, monkeypatch, capsys):
+    def forbidden(self):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(pathlib.Path, "is_file", forbidden)
+    assert start("--prompt", "7") == 2
+    assert f"cannot use {run}/config.yaml (Permission denied)" in capsys.readouterr().err
 
 
 def test_help_comes_without_jax():

@@ -87,7 +87,7 @@ def log_likelihood_rolling(trained: Trained, texts: Sequence[str], *, watch: Wat
     scorer = Scorer(trained.program, trained.params)
     _, length = scorer.batch_shape
     windows = [
-        list(rolling_windows([trained.end_token, *tokens], length)) for tokens in _encode(trained.tokenizer, texts)
+        list(rolling_windows([_first_token(trained), *tokens], length)) for tokens in _encode(trained.tokenizer, texts)
     ]
     scores = iter(scorer.score([window for of_text in windows for window in of_text], watch))
     return [_likelihood([next(scores) for _ in of_text]) for of_text in windows]
@@ -123,12 +123,24 @@ def _encoded(trained: Trained, requests: Sequence[Texts | Tokens]) -> list[Token
     found: list[Tokens] = []
     for number, (context, after) in enumerate(requests):
         if isinstance(context, str) and isinstance(after, str):
-            found.append(next(encoded))
+            before, continuation = next(encoded)
+            found.append((_begun(trained, before), continuation))
         elif isinstance(context, str) or isinstance(after, str):
             raise RequestError(number, "a text and token ids; give both alike")
         else:
             found.append((context or [trained.end_token], after))
     return found
+
+
+def _first_token(trained: Trained) -> int:
+    """What a text without a context follows."""
+    return trained.begin_tokens[-1] if trained.begin_tokens else trained.end_token
+
+
+def _begun(trained: Trained, context: list[int]) -> list[int]:
+    """A context with what goes before a text; that alone stands for an empty one."""
+    begin = list(trained.begin_tokens)
+    return begin if begin and context == [trained.end_token] else begin + context
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:

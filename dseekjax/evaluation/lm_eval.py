@@ -74,11 +74,10 @@ class DseekjaxLM(LM):
         for _, alike in itertools.groupby(requests, key=lambda request: repr(request.args[1])):
             some = list(alike)
             options = dict(some[0].args[1])
-            until, most = options.pop("until", []), int(options.pop("max_gen_toks", MAX_TOKENS))
-            sampling = _sampling(options)
-            contexts = [self._last_tokens(request.args[0], most) for request in some]
-            stop = [until] if isinstance(until, str) else until
-            texts = self._writer.complete(contexts, max_tokens=most, stop=stop, sampling=sampling)
+            until, most = options.pop("until", None) or [], int(options.pop("max_gen_toks", None) or MAX_TOKENS)
+            stop = [text for text in ([until] if isinstance(until, str) else until) if text]
+            contexts = self._encoded([request.args[0] for request in some], most)
+            texts = self._writer.complete(contexts, max_tokens=most, stop=stop, sampling=_sampling(options))
             found += [completion.text for completion in texts]
         return self._kept("generate_until", requests, found)
 
@@ -86,10 +85,21 @@ class DseekjaxLM(LM):
     def _writer(self) -> Writer:
         return Writer(self._trained)
 
-    def _last_tokens(self, context: str, most: int) -> list[int]:
-        """As many tokens of a context as leave room for what is written."""
-        tokens: list[int] = self._trained.tokenizer.encode(context, add_special_tokens=False).ids
-        return (tokens or [self._trained.end_token])[-max(1, self._writer.context - most) :]
+    def _encoded(self, contexts: list[str], most: int) -> list[list[int]]:
+        """Tokens of contexts, of which the last are kept where they leave no room for what is to be written.
+
+        For that there is half of what the model takes, if so much is asked for.
+        """
+        begin, limit = list(self._trained.begin_tokens), self._writer.context
+        room = limit - len(begin) - min(most, limit // 2)
+        tokenizer, cut, encoded = self._trained.tokenizer, 0, []
+        for context in contexts:
+            tokens = tokenizer.encode(context, add_special_tokens=False).ids
+            cut += len(tokens) > room
+            encoded.append(begin + tokens[-room:] or [self._trained.end_token])
+        if cut:
+            logger.warning("%d contexts of %d lost their beginning, to leave room for an answer", cut, len(contexts))
+        return encoded
 
     def _kept[Answer](self, method: str, requests: list[Any], answers: list[Answer]) -> list[Answer]:
         for request, answer in zip(requests, answers, strict=True):
@@ -99,10 +109,11 @@ class DseekjaxLM(LM):
 
 def _sampling(options: dict[str, Any]) -> Sampling:
     """How tokens are drawn, from what a task says in the words of Hugging Face."""
-    draws = options.pop("do_sample", float(options.get("temperature", 0.0)) > 0)
-    temperature = float(options.pop("temperature", 1.0)) if draws else 0.0
-    options.pop("temperature", None)
-    sampling = Sampling(temperature, options.pop("top_k", None), options.pop("top_p", None))
+    temperature = options.pop("temperature", None)
+    draws = options.pop("do_sample", bool(temperature))
+    # Nothing is said by 0 of top_k, and by None of any.
+    top_k, top_p = (options.pop(name, None) or None for name in ("top_k", "top_p"))
+    sampling = Sampling(float(1.0 if temperature is None else temperature) if draws else 0.0, top_k, top_p)
     if options:
         raise UserError(
             f"generation_kwargs has {', '.join(sorted(options))}, which the model dseekjax does not know; it takes "

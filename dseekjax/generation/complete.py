@@ -29,7 +29,7 @@ class Completion:
     """As it was given."""
     text: str
     tokens: tuple[int, ...]
-    """Of the text; without the one that ended it."""
+    """That were written: with those of a stop string, without the one that ended the document."""
     finish_reason: FinishReason
 
 
@@ -47,6 +47,8 @@ class Writer:
         self._inference: Inference = trained.program.inference()
         self._weights: Weights = self._inference.prepare(trained.params)
         self._tokenizer = trained.tokenizer
+        self._begin_tokens = trained.begin_tokens
+        self._rows_of_embedding = trained.config.model.vocabulary_size
         self._end_token = trained.end_token
         self._vocabulary_size = vocabulary_size(trained.tokenizer)
         self.context = context_length(trained.config)
@@ -66,7 +68,8 @@ class Writer:
         """Continues each prompt; the same whatever others are beside it.
 
         Args:
-            prompts: texts, or their tokens, none of them empty.
+            prompts: texts, or their tokens, none of them empty. Before a text goes what its model was trained to see
+                there, before tokens nothing.
             max_tokens: most tokens to write after each.
             sampling: how tokens are drawn.
             stop: strings that end a text.
@@ -78,14 +81,29 @@ class Writer:
             The completions, in the order of the prompts, those of a batch when all of it is done.
 
         Raises:
-            UserError: a prompt is empty, or too long for the model.
+            UserError: a prompt is empty, too long for the model or no text, or a number makes no sense.
         """
+        if isinstance(prompts, str):
+            raise UserError("prompts is a text; give a list of texts")
         for name, number in (("max_tokens", max_tokens), ("batch_size", batch_size)):
             if number < 1:
                 raise UserError(f"{name} {number} is too few; give 1 or more")
         if any(not text for text in stop):
             raise UserError("stop is an empty text, which would end every text at once; leave it out")
-        encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts)]
+        encoded = [self._encode(prompt, first + number + 1) for number, prompt in enumerate(prompts)]
+        return self._complete(prompts, encoded, max_tokens, sampling, stop, batch_size, first, on_text)
+
+    def _complete(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        encoded: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: Sampling,
+        stop: Sequence[str],
+        batch_size: int,
+        first: int,
+        on_text: Callable[[int, str], None],
+    ) -> Iterator[Completion]:
         for start in range(0, len(prompts), batch_size):
             some = range(start, min(start + batch_size, len(prompts)))
             writings = [Writing(self._tokenizer, self._end_token, stop, encoded[number]) for number in some]
@@ -108,16 +126,28 @@ class Writer:
                 yield Completion(prompts[number], writing.text, tuple(writing.tokens), writing.finished)
 
     def _encode(self, prompt: str | Sequence[int], number: int) -> Sequence[int]:
-        tokens: Sequence[int]
-        tokens = self._tokenizer.encode(prompt, add_special_tokens=False).ids if isinstance(prompt, str) else prompt
+        tokens = self._tokens_of(prompt, number) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not tokens:
-            raise UserError(f"prompt {number + 1} is empty; give it a word to begin with")
+            raise UserError(f"prompt {number} is empty; give it a word to begin with")
+        if strange := [token for token in tokens if not 0 <= token < self._rows_of_embedding]:
+            raise UserError(
+                f"prompt {number} has the token {strange[0]}, and the model knows those from 0 to "
+                f"{self._rows_of_embedding - 1}; give tokens of its own tokenizer"
+            )
         if len(tokens) >= self.context:
             raise UserError(
-                f"prompt {number + 1} has {len(tokens)} tokens, and the model's context is {self.context}, what is "
+                f"prompt {number} has {len(tokens)} tokens, and the model's context is {self.context}, what is "
                 f"written included; shorten it to {self.context - 1} or fewer"
             )
         return tokens
+
+    def _tokens_of(self, text: str, number: int) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"prompt {number} is no Unicode text ({error.reason}); give it in UTF-8") from error
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [*self._begin_tokens, *tokens] if tokens else []
 
     def _tokens(
         self, prompts: Sequence[Sequence[int]], texts: Int[np.ndarray, "batch"], count: int, sampling: Sampling
@@ -131,10 +161,10 @@ class Writer:
         for row, prompt in enumerate(prompts):
             tokens[row, longest - len(prompt) :] = prompt
             lengths[row] = len(prompt)
-        texts = np.pad(texts, (0, rows - len(texts)))
+        numbers = jnp.asarray(np.pad(texts, (0, rows - len(texts))))
 
         def draw(logits: jax.Array, number: int) -> jax.Array:
-            return sample(logits[:, : self._vocabulary_size], texts, jnp.int32(number), sampling)
+            return sample(logits[:, : self._vocabulary_size], numbers, jnp.int32(number), sampling)
 
         logits, cache = self._inference.prefill(self._weights, tokens, lengths, slots)
         upcoming = draw(logits, 0)

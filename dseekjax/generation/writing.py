@@ -42,11 +42,10 @@ class Writing:
             return self.finish("end")
         self.tokens.append(token)
         self._held_back += self._stream.step(self._tokenizer, token) or ""
-        for stop in self._stop:
-            before, found, _ = self._held_back.partition(stop)
-            if found:
-                self._held_back = before
-                return self.finish("stop")
+        places = [self._held_back.find(stop) for stop in self._stop if stop in self._held_back]
+        if places:
+            self._held_back = self._held_back[: min(places)]
+            return self.finish("stop")
         return self._release(len(self._held_back) - self._may_be_stop())
 
     def finish(self, reason: FinishReason) -> str:

@@ -42,11 +42,19 @@ def test_lm_eval_is_answered_in_the_order_of_its_requests(run, trained, monkeypa
     wanted = [("300 bottles of", greedy), (long, greedy), ("300", drawn)]
     written = model.generate_until([Instance("generate_until", {}, each, 0) for each in wanted])
     writer = Writer(trained)
+    # Of what is too long the end is kept, and as much as leaves room for half of what the model takes.
     last = trained.tokenizer.encode(long).ids[-(writer.context - 8) :]
+    (kept,) = model._encoded([long], 256)
+    assert kept == trained.tokenizer.encode(long).ids[-(writer.context // 2) :]
+    (short,) = model._encoded(["300"], 256)
+    assert len(short) == 3
+    never_mind = {"until": None, "temperature": None, "top_k": 0, "max_gen_toks": 2}
+    (nothing_said,) = model.generate_until([Instance("generate_until", {}, ("300", never_mind), 0)])
+    assert nothing_said == next(writer.complete(["300"], max_tokens=2, sampling=Sampling(0.0))).text
     expected = writer.complete(["300 bottles of", last], max_tokens=8, stop=[" on"], sampling=Sampling(0.0))
     assert written[:2] == [each.text for each in expected]
     assert written[2] == next(writer.complete(["300"], max_tokens=4, sampling=Sampling(0.5))).text
-    assert model.cache_hook.kept[-1] == ("generate_until", wanted[2], written[2])
+    assert model.cache_hook.kept[-2] == ("generate_until", wanted[2], written[2])
     with pytest.raises(UserError, match="generation_kwargs has num_beams, which the model dseekjax does not know"):
         model.generate_until([Instance("generate_until", {}, ("a", {"num_beams": 2}), 0)])
 

@@ -5,12 +5,14 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from dseekjax.data.tokenizers import bytes_tokenizer, end_of_document_id
 from dseekjax.errors import UserError
 from dseekjax.generation import complete
 from dseekjax.generation.complete import Writer
 from dseekjax.generation.sampling import Sampling
+from dseekjax.trained import before_a_text
 from dseekjax.training.program import build_program
 from tests.tiny import tiny_config
 
@@ -27,6 +29,7 @@ def model(*overrides, num_devices=1):
         params=program.init().params,
         tokenizer=tokenizer,
         end_token=end_of_document_id(tokenizer, "<|endoftext|>"),
+        begin_tokens=(),
     )
 
 
@@ -103,8 +106,30 @@ def test_numbers_that_make_no_sense_are_refused(writer):
         (["a", ""], [], "prompt 2 is empty; give it a word"),
         (["x" * 24], [], "prompt 1 has 24 tokens, and the model's context is 24.*shorten it to 23 or fewer"),
         (["a"], [""], "stop is an empty text"),
+        (["a", "\ud800"], [], "prompt 2 is no Unicode text"),
+        ([[3, 320]], [], "prompt 1 has the token 320, and the model knows those from 0 to 319"),
+        ([[-1]], [], "prompt 1 has the token -1"),
+        ("Emma", [], "prompts is a text; give a list of texts"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(writer, prompts, stop, message):
+def test_what_cannot_be_continued_is_refused_at_once(writer, prompts, stop, message):
     with pytest.raises(UserError, match=message):
-        next(writer.complete(prompts, stop=stop))
+        writer.complete(prompts, stop=stop)
+
+
+def test_texts_begin_as_the_model_was_trained(writer):
+    begun = model()
+    begun.begin_tokens = (256,)
+    options = {"max_tokens": 4, "sampling": GREEDY}
+    (expected,) = writer.complete([np.array([256, *writer._tokenizer.encode("so").ids])], **options)
+    (found,) = Writer(begun).complete(["so"], **options)
+    assert found.tokens == expected.tokens
+
+
+def test_what_a_tokenizer_puts_before_a_text_is_found():
+    tokenizer = bytes_tokenizer("<|endoftext|>")
+    assert before_a_text(tokenizer) == ()
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
+    )
+    assert before_a_text(tokenizer) == (256,)

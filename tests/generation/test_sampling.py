@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dseekjax.errors import UserError
-from dseekjax.generation.sampling import Sampling, restrict, sample
+from dseekjax.generation.sampling import Sampling, _draw, restrict, sample
 
 
 def allowed_by_definition(logits, top_k, top_p):
@@ -32,7 +32,7 @@ def allowed_by_definition(logits, top_k, top_p):
 @given(st.integers(0, 2**31 - 1), st.integers(1, 12), st.sampled_from([None, 0.1, 0.5, 0.9, 1.0]))
 def test_only_what_top_k_and_top_p_leave_can_be_drawn(seed, top_k, top_p):
     logits = np.random.default_rng(seed).normal(size=(2, 10)).astype(np.float32) * 2
-    found = np.asarray(restrict(jnp.asarray(logits), Sampling(top_k=top_k, top_p=top_p)))
+    found = np.asarray(restrict(jnp.asarray(logits), top_k, top_p))
     for row, allowed in zip(found, allowed_by_definition(logits, top_k, top_p), strict=True):
         assert set(np.flatnonzero(np.isfinite(row))) == allowed
 
@@ -64,6 +64,28 @@ def test_a_draw_depends_on_seed_text_and_place_alone():
 def test_temperature_zero_takes_the_most_likely():
     logits = jnp.asarray([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0]])
     assert sample(logits, jnp.arange(2), jnp.int32(0), Sampling(temperature=0)).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [{"temperature": 1e-40}, {"temperature": 1e-300}, {"top_p": 1e-50}, {"temperature": 1e-10, "top_p": 1e-9}],
+)
+def test_what_float32_cannot_tell_from_nothing_takes_the_most_likely(extreme):
+    logits = jnp.asarray([[0.0, 3.0, 1.0], [5.0, 3.0, 1.0]]) * 100
+    assert sample(logits, jnp.arange(2), jnp.int32(0), Sampling(**extreme)).tolist() == [1, 0]
+
+
+def test_a_temperature_beyond_float32_draws_from_all_alike():
+    tokens = sample(jnp.tile(jnp.asarray([5.0, 0.0]), (400, 1)), jnp.arange(400), jnp.int32(0), Sampling(1e300))
+    assert 100 < int(tokens.sum()) < 300
+
+
+def test_another_seed_or_temperature_compiles_nothing():
+    before = None
+    for sampling in (Sampling(0.5, 2, seed=1), Sampling(0.7, 2, seed=2)):
+        sample(jnp.zeros((2, 5)), jnp.arange(2), jnp.int32(0), sampling)
+        assert before in (None, _draw._cache_size())
+        before = _draw._cache_size()
 
 
 @pytest.mark.parametrize(

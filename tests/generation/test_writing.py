@@ -1,5 +1,6 @@
 """Text that comes a token at a time."""
 
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +59,11 @@ def test_what_is_held_back_is_there_at_the_end():
     assert [writing.add(token) for token in TOKENIZER.encode("a st").ids] == ["a", " ", "", ""]
     assert writing.finish("length") == "st"
     assert (writing.text, writing.finished, len(writing.tokens)) == ("a st", "length", 4)
+
+
+def test_of_several_stop_strings_in_one_token_the_first_in_the_text_counts():
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"that": 0, "<unk>": 1}, unk_token="<unk>"))
+    for stop in (["at", "h"], ["h", "at"]):
+        writing = Writing(words, END, stop, [])
+        assert writing.add(0) == "t"
+        assert (writing.text, writing.finished, writing.tokens) == ("t", "stop", [0])
