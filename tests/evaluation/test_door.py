@@ -68,6 +68,21 @@ def test_given_texts_are_scored_apart_and_together(run, evaluate, tmp_path, plai
     assert re.search(rf"all +{found['all_texts']['loss']:.4f} ", printed.out)
 
 
+def test_all_texts_together_weigh_what_was_scored(evaluate, tmp_path):
+    """Of a long text of short tokens and a short one of long tokens, a batch each."""
+    paths = [tmp_path / "long.txt", tmp_path / "short.txt"]
+    paths[0].write_text("9 bottles of beer on the wall.\n" * 200)
+    paths[1].write_text("<end>" + "été à la plage " * 4)
+    found = figures(evaluate, "--data", *paths, "--max-batches", "1")
+    parts, together = found["texts"], found["all_texts"]
+    assert parts[0]["num_targets"] < parts[0]["num_tokens"] / 2
+    scored_bytes = [part["num_targets"] * part["num_bytes"] / part["num_tokens"] for part in parts]
+    expected = np.average([part["bits_per_byte"] for part in parts], weights=scored_bytes)
+    assert together["bits_per_byte"] == pytest.approx(expected, rel=1e-6)
+    nats = sum(part["bits_per_byte"] * part_bytes for part, part_bytes in zip(parts, scored_bytes, strict=True))
+    assert together["loss"] == pytest.approx(nats * math.log(2) / together["num_targets"], rel=1e-6)
+
+
 def run_tokens(run, text):
     import tokenizers
 
