@@ -4,13 +4,14 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from dseekjax.config import Config
-from dseekjax.data.config import check_separator
 from dseekjax.errors import UserError, about
 from dseekjax.files import write_whole
 
@@ -35,7 +36,9 @@ choice, or {"context": …, "continuation": …}. What follows the context follo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user."""
+    """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 130 interrupted."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
         _evaluate(options)
@@ -46,10 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever was to read it has gone, and Python must not write to them again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    finally:
+        if on_main_thread:
+            signal.signal(signal.SIGINT, before)
     return 0
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Ends at once: a KeyboardInterrupt, raised while libraries load or work, is swallowed by some of them."""
+    os.write(2, b"interrupted\n")
+    os._exit(128 + signal.SIGINT)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -121,6 +130,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _is_override(word: str) -> bool:
     """Whether a word, among the paths of an option, sets a key of the config."""
+    from dseekjax.config import Config
+
     return re.match(rf"({'|'.join(Config.model_fields)})\.[\w.\[\]]+=", word) is not None
 
 
@@ -133,6 +144,7 @@ def _writing(path: str) -> Iterator[None]:
 
 
 def _format(options: argparse.Namespace) -> "Format":
+    from dseekjax.data.config import check_separator
     from dseekjax.data.reading.inputs import Format, find_inputs
 
     if options.document_separator is not None:

@@ -217,6 +217,32 @@ def test_runs_that_cannot_be_evaluated(run, tmp_path, capsys):
     assert "that run has no checkpoint yet, wait for one" in capsys.readouterr().err
 
 
+def test_an_interrupt_ends_it_even_where_a_library_swallows_exceptions():
+    code = """
+import os, signal, sys
+from dseekjax.evaluate import main
+
+class Library:
+    def find_spec(self, name, *rest):
+        if name == "jax":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+sys.meta_path.insert(0, Library())
+sys.exit(main(["--run", "nowhere"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_little_is_loaded_before_an_interrupt_is_minded():
+    code = "import sys, dseekjax.evaluate; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_help_loads_no_jax():
     code = """
 import sys
