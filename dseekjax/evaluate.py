@@ -49,6 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever was to read it has gone, and Python must not write to them again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # A disk or a permission, at a place that has no better words for it.
+        print(f"error: cannot use {error.filename} ({error.strerror}); mend that and run again", file=sys.stderr)
+        return UserError.exit_code
     finally:
         if on_main_thread:
             signal.signal(signal.SIGINT, before)

@@ -204,6 +204,11 @@ def test_a_text_shorter_than_a_sequence_names_the_way_out(evaluate, tmp_path):
 
 
 def test_runs_that_cannot_be_evaluated(run, tmp_path, capsys):
+    too_long = "x" * 300
+    assert main(["--run", too_long]) == 2
+    assert capsys.readouterr().err == (
+        f"error: cannot use {too_long}/config.yaml (File name too long); mend that and run again\n"
+    )
     assert main(["--run", str(tmp_path)]) == 2
     assert "no run there (it has no config.yaml); give the run.dir of one" in capsys.readouterr().err
     shutil.copytree(run.path, tmp_path / "run")
