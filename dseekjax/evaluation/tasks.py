@@ -1,5 +1,6 @@
 """Tasks in files of JSON lines: choices of which one is right, and continuations."""
 
+import codecs
 import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ def _read(file: Input, name: str) -> Task:
     try:
         with open_bytes(file) as stream:
             for number, line in enumerate(stream, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     items.append(_item(line, number, f"{file.path} line {number}"))
                     if type(items[-1]) is not type(items[0]):

@@ -24,11 +24,24 @@ def test_items_are_read_with_their_lines(tmp_path):
     assert task.items == (Continuation(1, "", "é"),)
 
 
+def test_a_byte_order_mark_at_the_start_is_no_part_of_the_text(tmp_path):
+    path = tmp_path / "task.jsonl"
+    line = json.dumps(CHOICE)
+    path.write_text(f"{line}\n{line}\n", encoding="utf-8-sig")
+    (task,) = read_tasks(str(path))
+    assert [item.line for item in task.items] == [1, 2]
+    path.write_text(f"{line}\n\ufeff{line}\n")
+    with pytest.raises(UserError, match="line 2 is no JSON"):
+        read_tasks(str(path))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("{", "is no JSON (EOF while parsing an object at column 1); mend it"),
         ("[]", "is no item; give"),
+        ('{"context": "\\ud800", "continuation": "b"}', "is no JSON"),
+        ('{"context": "a", "continuation": "\\ud800\\u0041"}', "is no JSON"),
         ('{"context": "a"}', "is no item; give"),
         ('{"choices": ["b", "c"], "answer": 1}', "has no context; give"),
         ({**CHOICE, "context": 3}, "has a int for a context; give a text"),
