@@ -106,6 +106,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         tasks = [task for pattern in options.tasks for task in read_tasks(pattern)]
     format = _format(options)
     if options.output:
+        if Path(options.output).expanduser().resolve() in [task.path.resolve() for task in tasks]:
+            raise UserError(f"--output {options.output} is a file of --tasks, which it would replace; choose another")
         with _writing(options.output), open(Path(options.output).expanduser(), "a"):
             pass
 

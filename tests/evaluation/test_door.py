@@ -156,6 +156,18 @@ def test_choices_and_continuations(run, evaluate, tmp_path, trained):
     assert re.search(rf"after\.jsonl +{sum(totals):.2f} ", printed.out)
 
 
+def test_the_scores_are_not_written_over_a_task(evaluate, tmp_path):
+    task, link = tmp_path / "task.jsonl", tmp_path / "link.jsonl"
+    text = json.dumps({"context": "a", "choices": ["b", "c"], "answer": 0})
+    task.write_text(text)
+    link.symlink_to(task)
+    status, printed = evaluate("--tasks", task, "--output", link)
+    assert status == 2
+    assert printed.err == f"error: --output {link} is a file of --tasks, which it would replace; choose another\n"
+    assert task.read_text() == text
+    assert evaluate("--tasks", task, "--output", tmp_path / "scores.jsonl")[0] == 0
+
+
 def test_long_contexts_are_told_once_and_long_choices_refused(evaluate, tmp_path):
     task = tmp_path / "task.jsonl"
     task.write_text(2 * (json.dumps({"context": "x" * 50, "choices": ["a", "b"], "answer": 0}) + "\n"))

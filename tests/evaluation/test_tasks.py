@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +19,20 @@ def test_items_are_read_with_their_lines(tmp_path):
     path = tmp_path / "task.jsonl"
     path.write_text(f"\n{json.dumps({**CHOICE, 'id': 7})}\n")
     (task,) = read_tasks(str(path))
-    assert (task.name, task.items) == ("task.jsonl", (Choice(2, "a", ("b", "c"), 1),))
+    assert (task.name, task.items) == (str(path), (Choice(2, "a", ("b", "c"), 1),))
     path.write_text('{"context": "", "continuation": "é"}')
     (task,) = read_tasks(str(path))
     assert task.items == (Continuation(1, "", "é"),)
+
+
+def test_a_task_has_the_name_that_tells_it_from_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "t.jsonl").write_text(json.dumps(CHOICE))
+    assert [task.name for task in read_tasks("*/t.jsonl")] == ["a/t.jsonl", "b/t.jsonl"]
+    (task,) = read_tasks(str(tmp_path / "a" / "t.jsonl"))
+    assert task.name == "a/t.jsonl"
 
 
 def test_a_byte_order_mark_at_the_start_is_no_part_of_the_text(tmp_path):
@@ -88,7 +99,7 @@ def test_the_shipped_task_is_of_the_part_of_the_novel_that_the_quickstart_holds_
 
 def test_choices_are_compared_as_they_are_and_by_their_bytes(monkeypatch):
     choices = (" ab", "éé", "abcdefgh")
-    task = Task("t", (Choice(1, "x", choices, 0), Choice(2, "y", choices, 1), Choice(3, "z", choices, 1)))
+    task = Task("t", Path("t"), (Choice(1, "x", choices, 0), Choice(2, "y", choices, 1), Choice(3, "z", choices, 1)))
     # Over bytes the second is best, over characters the first, over squares of either the third.
     found = [Likelihood(log_probability, 1, False) for log_probability in (-3.0, -3.6, -8.2)] * 3
     monkeypatch.setattr(results, "log_likelihood", lambda trained, requests, **options: found)
