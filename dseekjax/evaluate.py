@@ -219,6 +219,11 @@ def _held_out(trained: "Trained", notes: "Console") -> tuple["Portion", ...]:
     from dseekjax.platform import available_cores
     from dseekjax.training.run_directory import RunDirectory
 
+    if trained.step == 0:
+        raise UserError(
+            f"{trained.path}: that run is at step 0 and has held out nothing of what its model read; give --data, or "
+            "--tasks"
+        )
     with PreparationProgress(notes) as watch:
         data = open_data(
             trained.config.data,

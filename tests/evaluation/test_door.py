@@ -10,9 +10,11 @@ import sys
 import numpy as np
 import pytest
 
+from dseekjax.convert import main as convert
 from dseekjax.evaluate import main
 from dseekjax.insight.metrics import read_records
 from dseekjax.prepare import main as prepare
+from tests.checkpoint.hugging_face_folders import LLAMA_CONFIG, write_folder
 from tests.conftest import REPOSITORY
 
 
@@ -258,6 +260,22 @@ def test_little_is_loaded_before_an_interrupt_is_minded():
     code = "import sys, dseekjax.evaluate; print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_an_imported_model_is_not_evaluated_on_data_that_it_never_saw(tmp_path, capsys):
+    source = write_folder(tmp_path / "hf", LLAMA_CONFIG)
+    made = tmp_path / "made"
+    assert convert(["--from-hf", str(source), "--run", str(made), "run.compilation_cache_dir=null"]) == 0
+    capsys.readouterr()
+    assert main(["--run", str(made), f"data.cache_dir={tmp_path / 'cache'}"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"error: {made}: that run is at step 0 and has held out nothing of what its model read;" in printed.err
+    assert "give --data, or --tasks" in printed.err
+    text = tmp_path / "text.txt"
+    text.write_text("w3 w4 w5\n" * 20)
+    options = (f"data.cache_dir={tmp_path / 'cache'}", "data.packing=first_fit")
+    assert main(["--run", str(made), "--data", str(text), *options]) == 0
 
 
 def test_help_loads_no_jax():
