@@ -1,9 +1,13 @@
 """Files of tasks: what is read, and what is refused."""
 
+import collections
+import itertools
 import json
+import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dseekjax.errors import UserError
@@ -95,6 +99,37 @@ def test_the_shipped_task_is_of_the_part_of_the_novel_that_the_quickstart_holds_
         assert [item.context + choice in held_out for choice in item.choices] == [i == item.answer for i in range(4)]
         assert len({tuple(sorted(re.findall(r"\w+", choice))) for choice in item.choices}) == 1
         assert len(set(item.choices)) == 4
+
+
+def test_who_knows_nothing_scores_the_shipped_task_by_chance():
+    """Models that look at the word before alone, and find each pair of words as likely as chance has it."""
+    (task,) = read_tasks("builtin:emma_endings")
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(100):
+        score_of = collections.defaultdict(rng.standard_normal)
+        for item in task.items:
+            scores = []
+            for choice in item.choices:
+                words = [*item.context.split()[-1:], *choice.split()]
+                scores.append(sum(score_of[pair] for pair in itertools.pairwise(words)))
+            found.append(int(np.argmax(scores)) == item.answer)
+    # Six standard errors.
+    assert np.mean(found) == pytest.approx(1 / 4, abs=6 * math.sqrt(3 / 16 / len(found)))
+
+
+def test_the_shipped_endings_are_of_two_swaps_done_or_not():
+    (task,) = read_tasks("builtin:emma_endings")
+    for item in task.items:
+        right = item.choices[item.answer].split()
+        moved = [
+            {place for place, (one, other) in enumerate(zip(right, choice.split(), strict=True)) if one != other}
+            for choice in item.choices
+        ]
+        none, one, other, both = sorted(moved, key=len)
+        assert (len(none), len(one), len(other)) == (0, 2, 2)
+        assert both == one | other
+        assert not one & other
 
 
 def test_choices_are_compared_as_they_are_and_by_their_bytes(monkeypatch):
