@@ -75,7 +75,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--run", metavar="DIR", required=True, help="folder of the run")
     add("--data", metavar="PATH", nargs="+", action="extend", default=[], help="texts, each a folder that was "
-        "prepared, a file or a pattern of files; see data.sources")  # fmt: skip
+        "prepared, a file or a pattern of files; see data.sources. Completions and chats are prepared first, with "
+        "--format of the prepare command")  # fmt: skip
     add("--document-separator", metavar="REGEX", help="at whose matches text files of --data are cut into documents")
     add("--text-field", metavar="NAME", default="text", help="of .jsonl and .parquet; default %(default)s")
     add("--max-batches", metavar="N", help="batches of each text; default all, and of what is held out "

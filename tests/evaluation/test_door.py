@@ -110,6 +110,16 @@ def test_a_prepared_corpus_is_the_same_as_its_files(run, evaluate, tmp_path):
     assert f"--data: {foreign} was prepared with another tokenizer than the run's" in printed.err
 
 
+def test_completions_are_prepared_first_and_count_alone(run, evaluate, tmp_path):
+    rows, corpus = tmp_path / "sums.jsonl", tmp_path / "sums"
+    rows.write_text("".join(json.dumps({"prompt": f"{a}+1=", "completion": str(a + 1)}) + "\n" for a in range(8)))
+    tokenizer = ("--tokenizer", f"{run.path}/tokenizer.json")
+    assert prepare(["--input", str(rows), "--output", str(corpus), "--format", "completion", *tokenizer]) == 0
+    (text,) = figures(evaluate, "--data", corpus)["texts"]
+    # A digit and the end of each.
+    assert (text["num_targets"], text["num_tokens"], text["num_bytes"]) == (16, 16, 8)
+
+
 def test_choices_and_continuations(run, evaluate, tmp_path, trained):
     from dseekjax.evaluation.likelihood import log_likelihood
 
@@ -290,3 +300,4 @@ except SystemExit:
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
     assert "--run DIR" in done.stdout
+    assert "Completions and chats are prepared first" in " ".join(done.stdout.split())
