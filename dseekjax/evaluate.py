@@ -105,7 +105,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     with about("--tasks"):
         tasks = [task for pattern in options.tasks for task in read_tasks(pattern)]
-    format = _format(options)
+    file_format = _text_format(options)
     if options.output:
         if Path(options.output).expanduser().resolve() in [task.path.resolve() for task in tasks]:
             raise UserError(f"--output {options.output} is a file of --tasks, which it would replace; choose another")
@@ -121,7 +121,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     trained = open_trained(options.run, options.overrides, tell=notes.print)
     notes.quiet = jax.process_index() > 0
-    losses = _losses(trained, options, format, notes) if options.data or not tasks else []
+    losses = _losses(trained, options, file_format, notes) if options.data or not tasks else []
     results = _results(trained, tasks, notes)
     if jax.process_index() > 0:
         return
@@ -150,7 +150,8 @@ def _writing(path: str) -> Iterator[None]:
         raise UserError(f"--output {path} cannot be written ({error.strerror}); choose another") from error
 
 
-def _format(options: argparse.Namespace) -> "Format":
+def _text_format(options: argparse.Namespace) -> "Format":
+    """How the files of --data are read."""
     from dseekjax.data.config import check_separator
     from dseekjax.data.reading.inputs import Format, find_inputs
 
@@ -159,84 +160,47 @@ def _format(options: argparse.Namespace) -> "Format":
             check_separator(options.document_separator)
         except ValueError as error:
             raise UserError(f"--document-separator {options.document_separator!r} {error}") from error
-    format = Format(options.text_field, options.document_separator)
-    files = [path for path in options.data if not Path(path).expanduser().is_dir()]
+    file_format = Format(options.text_field, options.document_separator)
     with about("--data"):
-        inputs = find_inputs(files)
+        inputs = find_inputs([path for path in options.data if not Path(path).expanduser().is_dir()])
         if options.data:
-            format.refuse_unused(inputs)
-    return format
+            file_format.refuse_unused(inputs)
+    return file_format
 
 
-def _losses(trained: "Trained", options: argparse.Namespace, format: "Format", notes: "Console") -> list["SourceLoss"]:
+def _losses(
+    trained: "Trained", options: argparse.Namespace, file_format: "Format", notes: "Console"
+) -> list["SourceLoss"]:
     from dseekjax.evaluation.presentation import EvaluationProgress
     from dseekjax.evaluation.scorer import Scorer
     from dseekjax.evaluation.sources import source_loss
+    from dseekjax.evaluation.texts import given_texts, held_out_texts
+    from dseekjax.insight.preparation import PreparationProgress
+    from dseekjax.platform import available_cores
 
-    config = trained.config
     max_batches = int(options.max_batches) if options.max_batches else None
     portions: Sequence[Portion]
-    if options.data:
-        portions = _given(trained, options.data, format, notes)
-    else:
-        portions = _held_out(trained, notes)
-        max_batches = max_batches or config.evaluation.max_batches
-    scorer = Scorer(trained.program, trained.params)
-    losses = []
-    with EvaluationProgress(notes) as progress:
-        for portion in portions:
-            watch = progress.watch(portion.label)
-            losses.append(
-                source_loss(scorer, portion, config.data, max_batches=max_batches, tell=notes.print, watch=watch)
-            )
-    return losses
-
-
-def _given(trained: "Trained", paths: Sequence[str], format: "Format", notes: "Console") -> list["Portion"]:
-    from dseekjax.data.sources import open_whole
-    from dseekjax.insight.preparation import PreparationProgress
-    from dseekjax.platform import available_cores
-
-    end_of_document = trained.tokenizer.id_to_token(trained.end_token) or ""
-    with PreparationProgress(notes) as watch, about("--data"):
-        return [
-            open_whole(
-                path,
-                format,
-                tokenizer=trained.tokenizer,
-                end_of_document=end_of_document,
-                cache_dir=trained.config.data.cache_dir,
-                workers=available_cores(),
-                tell=notes.print,
-                watch=watch,
-            )
-            for path in paths
-        ]
-
-
-def _held_out(trained: "Trained", notes: "Console") -> tuple["Portion", ...]:
-    from dseekjax.data.sources import open_data
-    from dseekjax.insight.preparation import PreparationProgress
-    from dseekjax.platform import available_cores
-    from dseekjax.training.run_directory import RunDirectory
-
-    if trained.step == 0:
-        raise UserError(
-            f"{trained.path}: that run is at step 0 and has held out nothing of what its model read; give --data, or "
-            "--tasks"
-        )
+    workers, tell = available_cores(), notes.print
     with PreparationProgress(notes) as watch:
-        data = open_data(
-            trained.config.data,
-            model_vocabulary_size=trained.config.model.vocabulary_size,
-            kept_tokenizer=RunDirectory(trained.path).tokenizer,
-            workers=available_cores(),
-            tell=notes.print,
-            watch=watch,
-        )
-    if not data.evaluation:
-        raise UserError(f"{trained.path}: that run holds nothing out to evaluate; give --data, or --tasks")
-    return data.evaluation
+        if options.data:
+            with about("--data"):
+                portions = given_texts(trained, options.data, file_format, workers=workers, tell=tell, watch=watch)
+        else:
+            portions = held_out_texts(trained, workers=workers, tell=tell, watch=watch)
+            max_batches = max_batches or trained.config.evaluation.max_batches
+    scorer = Scorer(trained.program, trained.params)
+    with EvaluationProgress(notes) as progress:
+        return [
+            source_loss(
+                scorer,
+                portion,
+                trained.config.data,
+                max_batches=max_batches,
+                tell=tell,
+                watch=progress.watch(portion.label),
+            )
+            for portion in portions
+        ]
 
 
 def _results(trained: "Trained", tasks: Sequence["Task"], notes: "Console") -> list["Result"]:
