@@ -4,13 +4,14 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from dseekjax.config import Config
-from dseekjax.data.config import check_separator
 from dseekjax.errors import UserError, about
 from dseekjax.files import write_whole
 
@@ -35,7 +36,9 @@ choice, or {"context": …, "continuation": …}. What follows the context follo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user."""
+    """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 130 interrupted."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
         _evaluate(options)
@@ -46,10 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever was to read it has gone, and Python must not write to them again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    except OSError as error:
+        # A disk or a permission, at a place that has no better words for it.
+        print(f"error: cannot use {error.filename} ({error.strerror}); mend that and run again", file=sys.stderr)
+        return UserError.exit_code
+    finally:
+        if on_main_thread:
+            signal.signal(signal.SIGINT, before)
     return 0
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    """Ends at once: a KeyboardInterrupt, raised while libraries load or work, is swallowed by some of them."""
+    os.write(2, b"interrupted\n")
+    os._exit(128 + signal.SIGINT)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -62,7 +75,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--run", metavar="DIR", required=True, help="folder of the run")
     add("--data", metavar="PATH", nargs="+", action="extend", default=[], help="texts, each a folder that was "
-        "prepared, a file or a pattern of files; see data.sources")  # fmt: skip
+        "prepared, a file or a pattern of files; see data.sources. Completions and chats are prepared first, with "
+        "--format of the prepare command")  # fmt: skip
     add("--document-separator", metavar="REGEX", help="at whose matches text files of --data are cut into documents")
     add("--text-field", metavar="NAME", default="text", help="of .jsonl and .parquet; default %(default)s")
     add("--max-batches", metavar="N", help="batches of each text; default all, and of what is held out "
@@ -91,8 +105,10 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     with about("--tasks"):
         tasks = [task for pattern in options.tasks for task in read_tasks(pattern)]
-    format = _format(options)
+    file_format = _text_format(options)
     if options.output:
+        if Path(options.output).expanduser().resolve() in [task.path.resolve() for task in tasks]:
+            raise UserError(f"--output {options.output} is a file of --tasks, which it would replace; choose another")
         with _writing(options.output), open(Path(options.output).expanduser(), "a"):
             pass
 
@@ -105,7 +121,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     notes = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     trained = open_trained(options.run, options.overrides, tell=notes.print)
     notes.quiet = jax.process_index() > 0
-    losses = _losses(trained, options, format, notes) if options.data or not tasks else []
+    losses = _losses(trained, options, file_format, notes) if options.data or not tasks else []
     results = _results(trained, tasks, notes)
     if jax.process_index() > 0:
         return
@@ -121,6 +137,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _is_override(word: str) -> bool:
     """Whether a word, among the paths of an option, sets a key of the config."""
+    from dseekjax.config import Config
+
     return re.match(rf"({'|'.join(Config.model_fields)})\.[\w.\[\]]+=", word) is not None
 
 
@@ -132,7 +150,9 @@ def _writing(path: str) -> Iterator[None]:
         raise UserError(f"--output {path} cannot be written ({error.strerror}); choose another") from error
 
 
-def _format(options: argparse.Namespace) -> "Format":
+def _text_format(options: argparse.Namespace) -> "Format":
+    """How the files of --data are read."""
+    from dseekjax.data.config import check_separator
     from dseekjax.data.reading.inputs import Format, find_inputs
 
     if options.document_separator is not None:
@@ -140,79 +160,47 @@ def _format(options: argparse.Namespace) -> "Format":
             check_separator(options.document_separator)
         except ValueError as error:
             raise UserError(f"--document-separator {options.document_separator!r} {error}") from error
-    format = Format(options.text_field, options.document_separator)
-    files = [path for path in options.data if not Path(path).expanduser().is_dir()]
+    file_format = Format(options.text_field, options.document_separator)
     with about("--data"):
-        inputs = find_inputs(files)
+        inputs = find_inputs([path for path in options.data if not Path(path).expanduser().is_dir()])
         if options.data:
-            format.refuse_unused(inputs)
-    return format
+            file_format.refuse_unused(inputs)
+    return file_format
 
 
-def _losses(trained: "Trained", options: argparse.Namespace, format: "Format", notes: "Console") -> list["SourceLoss"]:
+def _losses(
+    trained: "Trained", options: argparse.Namespace, file_format: "Format", notes: "Console"
+) -> list["SourceLoss"]:
     from dseekjax.evaluation.presentation import EvaluationProgress
     from dseekjax.evaluation.scorer import Scorer
     from dseekjax.evaluation.sources import source_loss
+    from dseekjax.evaluation.texts import given_texts, held_out_texts
+    from dseekjax.insight.preparation import PreparationProgress
+    from dseekjax.platform import available_cores
 
-    config = trained.config
     max_batches = int(options.max_batches) if options.max_batches else None
     portions: Sequence[Portion]
-    if options.data:
-        portions = _given(trained, options.data, format, notes)
-    else:
-        portions = _held_out(trained, notes)
-        max_batches = max_batches or config.evaluation.max_batches
-    scorer = Scorer(trained.program, trained.params)
-    losses = []
-    with EvaluationProgress(notes) as progress:
-        for portion in portions:
-            watch = progress.watch(portion.label)
-            losses.append(
-                source_loss(scorer, portion, config.data, max_batches=max_batches, tell=notes.print, watch=watch)
-            )
-    return losses
-
-
-def _given(trained: "Trained", paths: Sequence[str], format: "Format", notes: "Console") -> list["Portion"]:
-    from dseekjax.data.sources import open_whole
-    from dseekjax.insight.preparation import PreparationProgress
-    from dseekjax.platform import available_cores
-
-    end_of_document = trained.tokenizer.id_to_token(trained.end_token) or ""
-    with PreparationProgress(notes) as watch, about("--data"):
-        return [
-            open_whole(
-                path,
-                format,
-                tokenizer=trained.tokenizer,
-                end_of_document=end_of_document,
-                cache_dir=trained.config.data.cache_dir,
-                workers=available_cores(),
-                tell=notes.print,
-                watch=watch,
-            )
-            for path in paths
-        ]
-
-
-def _held_out(trained: "Trained", notes: "Console") -> tuple["Portion", ...]:
-    from dseekjax.data.sources import open_data
-    from dseekjax.insight.preparation import PreparationProgress
-    from dseekjax.platform import available_cores
-    from dseekjax.training.run_directory import RunDirectory
-
+    workers, tell = available_cores(), notes.print
     with PreparationProgress(notes) as watch:
-        data = open_data(
-            trained.config.data,
-            model_vocabulary_size=trained.config.model.vocabulary_size,
-            kept_tokenizer=RunDirectory(trained.path).tokenizer,
-            workers=available_cores(),
-            tell=notes.print,
-            watch=watch,
-        )
-    if not data.evaluation:
-        raise UserError(f"{trained.path}: that run holds nothing out to evaluate; give --data, or --tasks")
-    return data.evaluation
+        if options.data:
+            with about("--data"):
+                portions = given_texts(trained, options.data, file_format, workers=workers, tell=tell, watch=watch)
+        else:
+            portions = held_out_texts(trained, workers=workers, tell=tell, watch=watch)
+            max_batches = max_batches or trained.config.evaluation.max_batches
+    scorer = Scorer(trained.program, trained.params)
+    with EvaluationProgress(notes) as progress:
+        return [
+            source_loss(
+                scorer,
+                portion,
+                trained.config.data,
+                max_batches=max_batches,
+                tell=tell,
+                watch=progress.watch(portion.label),
+            )
+            for portion in portions
+        ]
 
 
 def _results(trained: "Trained", tasks: Sequence["Task"], notes: "Console") -> list["Result"]:

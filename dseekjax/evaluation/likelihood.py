@@ -3,6 +3,7 @@
 What is cut, moved and put before is what EleutherAI's lm-eval does, so that numbers can be compared.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ import tokenizers
 from dseekjax.errors import UserError
 from dseekjax.evaluation.scorer import Scorer, Stretch, TokenScores, Watch, nobody
 from dseekjax.trained import Trained
+
+HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+"""A lone surrogate, which no tokenizer takes; Python has them of broken JSON and file names."""
 
 Texts = tuple[str, str]
 Tokens = tuple[Sequence[int], Sequence[int]]
@@ -54,8 +58,12 @@ def log_likelihood(
         watch: called after each batch.
 
     Raises:
-        RequestError: a continuation is empty, or too long to be scored at once.
+        RequestError: a continuation is empty, or too long to be scored at once; a text has a lone surrogate, or the
+            model has no such token.
     """
+    for number, (context, continuation) in enumerate(requests):
+        _check(trained, number, "context", context)
+        _check(trained, number, "continuation", continuation)
     scorer = Scorer(trained.program, trained.params)
     _, length = scorer.batch_shape
     pairs = _encoded(trained, requests)
@@ -83,7 +91,12 @@ def log_likelihood_rolling(trained: Trained, texts: Sequence[str], *, watch: Wat
 
     Each token is scored once, in windows of `data.sequence_length` tokens that follow each other; the last reaches
     back, so that what is left has as much context as fits. A text without a token has the likelihood of 0 nats.
+
+    Raises:
+        RequestError: a text has a lone surrogate.
     """
+    for number, text in enumerate(texts):
+        _check(trained, number, "text", text)
     scorer = Scorer(trained.program, trained.params)
     _, length = scorer.batch_shape
     windows = [
@@ -115,6 +128,19 @@ def encode_pairs(
             before, after = after[:1], after[1:]
         encoded.append((before or [end_token], after if after else alone))
     return encoded
+
+
+def _check(trained: Trained, number: int, part: str, given: str | Sequence[int]) -> None:
+    if isinstance(given, str):
+        if half := HALF_A_CHARACTER.search(given):
+            raise RequestError(number, f"{half[0]!r} in its {part}, half of a character; give whole ones")
+        return
+    size = trained.config.model.vocabulary_size
+    for token in given:
+        if not 0 <= token < size:
+            raise RequestError(
+                number, f"{token} in its {part}, and the model has token ids from 0 to {size - 1}; give those"
+            )
 
 
 def _encoded(trained: Trained, requests: Sequence[Texts | Tokens]) -> list[Tokens]:

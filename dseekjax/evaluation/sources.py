@@ -31,6 +31,8 @@ class SourceLoss:
     """Of the text that counts, the end of each document included."""
     num_bytes: int
     """Of the same text."""
+    predicted_bytes: float
+    """That the targets stand for, by the mean length of the text's tokens."""
 
     @property
     def loss(self) -> float:
@@ -44,18 +46,19 @@ class SourceLoss:
 
     @property
     def bits_per_byte(self) -> float:
-        """Of text, by the mean length of the source's tokens."""
-        return self.loss / math.log(2) * self.num_tokens / self.num_bytes
+        """Of what was predicted."""
+        return self.loss_sum / math.log(2) / self.predicted_bytes
 
 
 def total(losses: Sequence[SourceLoss]) -> SourceLoss:
-    """Of several texts together."""
+    """Of several texts together, each with the weight of what was predicted of it."""
     return SourceLoss(
         "all",
         sum(loss.loss_sum for loss in losses),
         sum(loss.num_targets for loss in losses),
         sum(loss.num_tokens for loss in losses),
         sum(loss.num_bytes for loss in losses),
+        sum(loss.predicted_bytes for loss in losses),
     )
 
 
@@ -99,4 +102,5 @@ def source_loss(
         watch(number + 1, count)
     if not num_targets:
         raise UserError(f"{portion.label} has no token that follows another in its document; give more text")
-    return SourceLoss(portion.label, loss_sum, num_targets, portion.num_counted, portion.num_bytes)
+    predicted_bytes = num_targets * portion.num_bytes / portion.num_counted
+    return SourceLoss(portion.label, loss_sum, num_targets, portion.num_counted, portion.num_bytes, predicted_bytes)

@@ -1,5 +1,6 @@
 """Tasks in files of JSON lines: choices of which one is right, and continuations."""
 
+import codecs
 import importlib.resources
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Task:
     """The items of a file, all of one kind."""
 
     name: str
+    """Its path, from the working folder if it is in there, or what built in it is."""
+    path: Path
     items: tuple[Choice, ...] | tuple[Continuation, ...]
 
 
@@ -51,7 +54,7 @@ def read_tasks(pattern: str) -> list[Task]:
         UserError: there is no such file, it has no item, or a line is none.
     """
     if not pattern.startswith(BUILTIN):
-        return [_read(file, Path(file.path).name) for file in find_inputs([pattern])]
+        return [_read(file, _name(Path(file.path))) for file in find_inputs([pattern])]
     folder = Path(str(importlib.resources.files("dseekjax.evaluation"))) / "examples"
     path = folder / f"{pattern.removeprefix(BUILTIN)}.jsonl"
     if not path.is_file():
@@ -65,6 +68,8 @@ def _read(file: Input, name: str) -> Task:
     try:
         with open_bytes(file) as stream:
             for number, line in enumerate(stream, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     items.append(_item(line, number, f"{file.path} line {number}"))
                     if type(items[-1]) is not type(items[0]):
@@ -76,7 +81,12 @@ def _read(file: Input, name: str) -> Task:
         raise UserError(f"cannot read {file.path} ({error.strerror or error}); mend that and run again") from error
     if not items:
         raise UserError(f"{file.path} has no item; give lines of the form {FORMS}")
-    return Task(name, tuple(items))
+    return Task(name, Path(file.path), tuple(items))
+
+
+def _name(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def _kind(item: Choice | Continuation) -> str:

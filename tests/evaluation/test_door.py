@@ -10,9 +10,11 @@ import sys
 import numpy as np
 import pytest
 
+from dseekjax.convert import main as convert
 from dseekjax.evaluate import main
 from dseekjax.insight.metrics import read_records
 from dseekjax.prepare import main as prepare
+from tests.checkpoint.hugging_face_folders import LLAMA_CONFIG, write_folder
 from tests.conftest import REPOSITORY
 
 
@@ -68,6 +70,21 @@ def test_given_texts_are_scored_apart_and_together(run, evaluate, tmp_path, plai
     assert re.search(rf"all +{found['all_texts']['loss']:.4f} ", printed.out)
 
 
+def test_all_texts_together_weigh_what_was_scored(evaluate, tmp_path):
+    """Of a long text of short tokens and a short one of long tokens, a batch each."""
+    paths = [tmp_path / "long.txt", tmp_path / "short.txt"]
+    paths[0].write_text("9 bottles of beer on the wall.\n" * 200)
+    paths[1].write_text("<end>" + "été à la plage " * 4)
+    found = figures(evaluate, "--data", *paths, "--max-batches", "1")
+    parts, together = found["texts"], found["all_texts"]
+    assert parts[0]["num_targets"] < parts[0]["num_tokens"] / 2
+    scored_bytes = [part["num_targets"] * part["num_bytes"] / part["num_tokens"] for part in parts]
+    expected = np.average([part["bits_per_byte"] for part in parts], weights=scored_bytes)
+    assert together["bits_per_byte"] == pytest.approx(expected, rel=1e-6)
+    nats = sum(part["bits_per_byte"] * part_bytes for part, part_bytes in zip(parts, scored_bytes, strict=True))
+    assert together["loss"] == pytest.approx(nats * math.log(2) / together["num_targets"], rel=1e-6)
+
+
 def run_tokens(run, text):
     import tokenizers
 
@@ -91,6 +108,16 @@ def test_a_prepared_corpus_is_the_same_as_its_files(run, evaluate, tmp_path):
     status, printed = evaluate("--data", foreign)
     assert status == 2
     assert f"--data: {foreign} was prepared with another tokenizer than the run's" in printed.err
+
+
+def test_completions_are_prepared_first_and_count_alone(run, evaluate, tmp_path):
+    rows, corpus = tmp_path / "sums.jsonl", tmp_path / "sums"
+    rows.write_text("".join(json.dumps({"prompt": f"{a}+1=", "completion": str(a + 1)}) + "\n" for a in range(8)))
+    tokenizer = ("--tokenizer", f"{run.path}/tokenizer.json")
+    assert prepare(["--input", str(rows), "--output", str(corpus), "--format", "completion", *tokenizer]) == 0
+    (text,) = figures(evaluate, "--data", corpus)["texts"]
+    # A digit and the end of each.
+    assert (text["num_targets"], text["num_tokens"], text["num_bytes"]) == (16, 16, 8)
 
 
 def test_choices_and_continuations(run, evaluate, tmp_path, trained):
@@ -141,6 +168,18 @@ def test_choices_and_continuations(run, evaluate, tmp_path, trained):
     assert re.search(rf"after\.jsonl +{sum(totals):.2f} ", printed.out)
 
 
+def test_the_scores_are_not_written_over_a_task(evaluate, tmp_path):
+    task, link = tmp_path / "task.jsonl", tmp_path / "link.jsonl"
+    text = json.dumps({"context": "a", "choices": ["b", "c"], "answer": 0})
+    task.write_text(text)
+    link.symlink_to(task)
+    status, printed = evaluate("--tasks", task, "--output", link)
+    assert status == 2
+    assert printed.err == f"error: --output {link} is a file of --tasks, which it would replace; choose another\n"
+    assert task.read_text() == text
+    assert evaluate("--tasks", task, "--output", tmp_path / "scores.jsonl")[0] == 0
+
+
 def test_long_contexts_are_told_once_and_long_choices_refused(evaluate, tmp_path):
     task = tmp_path / "task.jsonl"
     task.write_text(2 * (json.dumps({"context": "x" * 50, "choices": ["a", "b"], "answer": 0}) + "\n"))
@@ -189,6 +228,11 @@ def test_a_text_shorter_than_a_sequence_names_the_way_out(evaluate, tmp_path):
 
 
 def test_runs_that_cannot_be_evaluated(run, tmp_path, capsys):
+    too_long = "x" * 300
+    assert main(["--run", too_long]) == 2
+    assert capsys.readouterr().err == (
+        f"error: cannot use {too_long}/config.yaml (File name too long); mend that and run again\n"
+    )
     assert main(["--run", str(tmp_path)]) == 2
     assert "no run there (it has no config.yaml); give the run.dir of one" in capsys.readouterr().err
     shutil.copytree(run.path, tmp_path / "run")
@@ -200,6 +244,48 @@ def test_runs_that_cannot_be_evaluated(run, tmp_path, capsys):
         checkpoint.rename(tmp_path / checkpoint.name)
     assert main(["--run", str(tmp_path / "run"), "--data", "builtin:emma"]) == 2
     assert "that run has no checkpoint yet, wait for one" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_it_even_where_a_library_swallows_exceptions():
+    code = """
+import os, signal, sys
+from dseekjax.evaluate import main
+
+class Library:
+    def find_spec(self, name, *rest):
+        if name == "jax":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+sys.meta_path.insert(0, Library())
+sys.exit(main(["--run", "nowhere"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_little_is_loaded_before_an_interrupt_is_minded():
+    code = "import sys, dseekjax.evaluate; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_an_imported_model_is_not_evaluated_on_data_that_it_never_saw(tmp_path, capsys):
+    source = write_folder(tmp_path / "hf", LLAMA_CONFIG)
+    made = tmp_path / "made"
+    assert convert(["--from-hf", str(source), "--run", str(made), "run.compilation_cache_dir=null"]) == 0
+    capsys.readouterr()
+    assert main(["--run", str(made), f"data.cache_dir={tmp_path / 'cache'}"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"error: {made}: that run is at step 0 and has held out nothing of what its model read;" in printed.err
+    assert "give --data, or --tasks" in printed.err
+    text = tmp_path / "text.txt"
+    text.write_text("w3 w4 w5\n" * 20)
+    options = (f"data.cache_dir={tmp_path / 'cache'}", "data.packing=first_fit")
+    assert main(["--run", str(made), "--data", str(text), *options]) == 0
 
 
 def test_help_loads_no_jax():
@@ -214,3 +300,4 @@ except SystemExit:
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False\n")
     assert "--run DIR" in done.stdout
+    assert "Completions and chats are prepared first" in " ".join(done.stdout.split())

@@ -51,11 +51,21 @@ def test_token_ids_are_taken_as_they_are(trained):
         (("a", ""), "request 1 has an empty continuation; give some text"),
         (("a", "b" * 25), "request 1 has a continuation of 25 tokens, and data.sequence_length is 24; shorten it"),
         (("a", [1]), "request 1 has a text and token ids; give both alike"),
+        (("\ud800", "b"), r"request 1 has '\\ud800' in its context, half of a character; give whole ones"),
+        (("a", "b\udfff"), r"request 1 has '\\udfff' in its continuation, half of a character; give whole ones"),
+        (([1], [258]), "request 1 has 258 in its continuation, and the model has token ids from 0 to 257; give those"),
+        (([-5], [3]), "request 1 has -5 in its context, and the model has token ids from 0 to 257; give those"),
+        (([3] * 60 + [9999], [3]), "request 1 has 9999 in its context, and the model has token ids from .*"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(trained, request_, message):
     with pytest.raises(UserError, match=f"^{message}$"):
         log_likelihood(trained, [("a", "b"), request_])
+
+
+def test_a_text_of_half_characters_is_refused(trained):
+    with pytest.raises(UserError, match=r"^request 1 has '\\ud800' in its text, half of a character; give whole ones$"):
+        log_likelihood_rolling(trained, ["a", "b\ud800"])
 
 
 WORDS = ["beer on the wall", "bottles of beer", "a wallet of bottles", " on  the beer"]

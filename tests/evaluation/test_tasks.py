@@ -1,8 +1,13 @@
 """Files of tasks: what is read, and what is refused."""
 
+import collections
+import itertools
 import json
+import math
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dseekjax.errors import UserError
@@ -18,10 +23,31 @@ def test_items_are_read_with_their_lines(tmp_path):
     path = tmp_path / "task.jsonl"
     path.write_text(f"\n{json.dumps({**CHOICE, 'id': 7})}\n")
     (task,) = read_tasks(str(path))
-    assert (task.name, task.items) == ("task.jsonl", (Choice(2, "a", ("b", "c"), 1),))
+    assert (task.name, task.items) == (str(path), (Choice(2, "a", ("b", "c"), 1),))
     path.write_text('{"context": "", "continuation": "é"}')
     (task,) = read_tasks(str(path))
     assert task.items == (Continuation(1, "", "é"),)
+
+
+def test_a_task_has_the_name_that_tells_it_from_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "t.jsonl").write_text(json.dumps(CHOICE))
+    assert [task.name for task in read_tasks("*/t.jsonl")] == ["a/t.jsonl", "b/t.jsonl"]
+    (task,) = read_tasks(str(tmp_path / "a" / "t.jsonl"))
+    assert task.name == "a/t.jsonl"
+
+
+def test_a_byte_order_mark_at_the_start_is_no_part_of_the_text(tmp_path):
+    path = tmp_path / "task.jsonl"
+    line = json.dumps(CHOICE)
+    path.write_text(f"{line}\n{line}\n", encoding="utf-8-sig")
+    (task,) = read_tasks(str(path))
+    assert [item.line for item in task.items] == [1, 2]
+    path.write_text(f"{line}\n\ufeff{line}\n")
+    with pytest.raises(UserError, match="line 2 is no JSON"):
+        read_tasks(str(path))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +55,8 @@ def test_items_are_read_with_their_lines(tmp_path):
     [
         ("{", "is no JSON (EOF while parsing an object at column 1); mend it"),
         ("[]", "is no item; give"),
+        ('{"context": "\\ud800", "continuation": "b"}', "is no JSON"),
+        ('{"context": "a", "continuation": "\\ud800\\u0041"}', "is no JSON"),
         ('{"context": "a"}', "is no item; give"),
         ('{"choices": ["b", "c"], "answer": 1}', "has no context; give"),
         ({**CHOICE, "context": 3}, "has a int for a context; give a text"),
@@ -73,9 +101,40 @@ def test_the_shipped_task_is_of_the_part_of_the_novel_that_the_quickstart_holds_
         assert len(set(item.choices)) == 4
 
 
+def test_who_knows_nothing_scores_the_shipped_task_by_chance():
+    """Models that look at the word before alone, and find each pair of words as likely as chance has it."""
+    (task,) = read_tasks("builtin:emma_endings")
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(100):
+        score_of = collections.defaultdict(rng.standard_normal)
+        for item in task.items:
+            scores = []
+            for choice in item.choices:
+                words = [*item.context.split()[-1:], *choice.split()]
+                scores.append(sum(score_of[pair] for pair in itertools.pairwise(words)))
+            found.append(int(np.argmax(scores)) == item.answer)
+    # Six standard errors.
+    assert np.mean(found) == pytest.approx(1 / 4, abs=6 * math.sqrt(3 / 16 / len(found)))
+
+
+def test_the_shipped_endings_are_of_two_swaps_done_or_not():
+    (task,) = read_tasks("builtin:emma_endings")
+    for item in task.items:
+        right = item.choices[item.answer].split()
+        moved = [
+            {place for place, (one, other) in enumerate(zip(right, choice.split(), strict=True)) if one != other}
+            for choice in item.choices
+        ]
+        none, one, other, both = sorted(moved, key=len)
+        assert (len(none), len(one), len(other)) == (0, 2, 2)
+        assert both == one | other
+        assert not one & other
+
+
 def test_choices_are_compared_as_they_are_and_by_their_bytes(monkeypatch):
     choices = (" ab", "éé", "abcdefgh")
-    task = Task("t", (Choice(1, "x", choices, 0), Choice(2, "y", choices, 1), Choice(3, "z", choices, 1)))
+    task = Task("t", Path("t"), (Choice(1, "x", choices, 0), Choice(2, "y", choices, 1), Choice(3, "z", choices, 1)))
     # Over bytes the second is best, over characters the first, over squares of either the third.
     found = [Likelihood(log_probability, 1, False) for log_probability in (-3.0, -3.6, -8.2)] * 3
     monkeypatch.setattr(results, "log_likelihood", lambda trained, requests, **options: found)
