@@ -2,16 +2,13 @@
 
 import argparse
 import contextlib
-import os
 import re
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from dseekjax.door import command_name, exit_status
 from dseekjax.errors import UserError, about
 from dseekjax.files import write_whole
 
@@ -37,37 +34,12 @@ choice, or {"context": …, "continuation": …}. What follows the context follo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 130 interrupted."""
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
-    try:
-        options = _parse(sys.argv[1:] if arguments is None else arguments)
-        _evaluate(options)
-        sys.stdout.flush()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        # Whoever was to read it has gone, and Python must not write to them again when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        # A disk or a permission, at a place that has no better words for it.
-        print(f"error: cannot use {error.filename} ({error.strerror}); mend that and run again", file=sys.stderr)
-        return UserError.exit_code
-    finally:
-        if on_main_thread:
-            signal.signal(signal.SIGINT, before)
-    return 0
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Ends at once: a KeyboardInterrupt, raised while libraries load or work, is swallowed by some of them."""
-    os.write(2, b"interrupted\n")
-    os._exit(128 + signal.SIGINT)
+    return exit_status(lambda: _evaluate(_parse(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_command(),
+        prog=command_name("evaluate"),
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -99,7 +71,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _evaluate(options: argparse.Namespace) -> None:
+def _evaluate(options: argparse.Namespace) -> int:
     # What is wrong with these files is told before JAX takes its time.
     from dseekjax.evaluation.tasks import read_tasks
 
@@ -124,7 +96,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     losses = _losses(trained, options, file_format, notes) if options.data or not tasks else []
     results = _results(trained, tasks, notes)
     if jax.process_index() > 0:
-        return
+        return 0
     if options.json:
         print(as_json(trained.path, trained.step, losses, results))
     else:
@@ -133,6 +105,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         items = [item for result in results for item in result.items]
         with _writing(options.output):
             write_whole(Path(options.output).expanduser(), "".join(map(as_line, items)))
+    return 0
 
 
 def _is_override(word: str) -> bool:
@@ -209,12 +182,6 @@ def _results(trained: "Trained", tasks: Sequence["Task"], notes: "Console") -> l
 
     with EvaluationProgress(notes) as progress:
         return [run_task(trained, task, tell=notes.print, watch=progress.watch(task.name)) for task in tasks]
-
-
-def _command() -> str:
-    """How the user called this."""
-    name = Path(sys.argv[0]).name
-    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-evaluate" else "python -m dseekjax.evaluate")
 
 
 if __name__ == "__main__":

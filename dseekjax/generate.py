@@ -3,14 +3,12 @@
 import argparse
 import json
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from dseekjax.door import command_name, exit_status
 from dseekjax.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,46 +27,12 @@ precision.compute_dtype=bfloat16 for speed, data.sequence_length=N for longer te
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 130 interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
-    try:
-        status = _generate(_parse(arguments))
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        return status
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        _stop_printing()
-    except OSError as error:
-        print(
-            f"error: cannot use {error.filename or 'standard output'} ({error.strerror}); mend that and run again",
-            file=sys.stderr,
-        )
-        if error.filename is None:
-            _stop_printing()
-        return UserError.exit_code
-    finally:
-        if on_main_thread:
-            signal.signal(signal.SIGINT, before)
-    return 0
-
-
-def _stop_printing() -> None:
-    """Whoever was to read it has gone, or there is no room, and Python must not write there again when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    os.write(1, b"\n")
-    os._exit(128 + signal.SIGINT)
+    return exit_status(lambda: _generate(_parse(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_command(),
+        prog=command_name("generate"),
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -198,12 +162,6 @@ def _print(options: argparse.Namespace, completion: "Completion", *, streams: bo
         print()
     else:
         print(f"{completion.prompt}{completion.text}\n", flush=True)
-
-
-def _command() -> str:
-    """How the user called this."""
-    name = Path(sys.argv[0]).name
-    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-generate" else "python -m dseekjax.generate")
 
 
 if __name__ == "__main__":

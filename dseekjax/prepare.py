@@ -1,13 +1,10 @@
 """Prepares text for training: `python -m dseekjax.prepare --input 'texts/**/*.txt' --output corpora/texts`."""
 
 import argparse
-import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from dseekjax.data.config import (
@@ -18,6 +15,7 @@ from dseekjax.data.config import (
     check_separator,
     check_tokenizer,
 )
+from dseekjax.door import command_name, exit_status
 from dseekjax.errors import UserError, about
 
 if TYPE_CHECKING:
@@ -50,35 +48,23 @@ FORMAT_OPTIONS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 130 interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    before = signal.signal(signal.SIGINT, _interrupted)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     commands = {"inspect": _inspect, "verify": _verify}
-    try:
-        if arguments and arguments[0] in commands:
-            commands[arguments[0]](arguments[1:])
+
+    def run() -> int:
+        if given and given[0] in commands:
+            commands[given[0]](given[1:])
         else:
-            _prepare(arguments)
-        sys.stdout.flush()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        # Whoever was to read it has gone, and Python must not write to them again when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return 0
+            _prepare(given)
+        return 0
 
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Ends at once: workers end with this process, and what is done is on disk."""
-    os.write(2, b"interrupted; the same command goes on from here\n")
-    os._exit(128 + signal.SIGINT)
+    # Workers end with this process, and what is done is on disk.
+    return exit_status(run, lambda: "interrupted; the same command goes on from here")
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_command(),
+        prog=command_name("prepare"),
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -162,7 +148,7 @@ def _prepare(arguments: Sequence[str]) -> None:
         raise UserError("--input is missing; give the files to prepare, as in --input 'texts/**/*.txt'")
     if options.sequence_length is not None:
         _pack(options, output, console)
-    console.print(f"Next:\n  {_command()} inspect {shlex.quote(options.output)}")
+    console.print(f"Next:\n  {command_name('prepare')} inspect {shlex.quote(options.output)}")
 
 
 def _recipe(options: argparse.Namespace, console: "Console") -> "Recipe":
@@ -244,7 +230,9 @@ def _pack(options: argparse.Namespace, output: Path, console: "Console") -> None
 
 
 def _inspect(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog=f"{_command()} inspect", description="Shows what is in a corpus.")
+    parser = argparse.ArgumentParser(
+        prog=f"{command_name('prepare')} inspect", description="Shows what is in a corpus."
+    )
     parser.add_argument("corpus", metavar="DIR", help="folder that was prepared")
     parser.add_argument("--sequence-length", metavar="L", default="1024", help="for packing; default %(default)s")
     parser.add_argument("--samples", metavar="N", default="3", help="documents to decode; default %(default)s")
@@ -268,7 +256,7 @@ def _inspect(arguments: Sequence[str]) -> None:
 
 def _verify(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
-        prog=f"{_command()} verify", description="Reads every byte of a corpus and compares checksums."
+        prog=f"{command_name('prepare')} verify", description="Reads every byte of a corpus and compares checksums."
     )
     parser.add_argument("corpus", metavar="DIR", help="folder that was prepared")
     options = parser.parse_args(arguments)
@@ -284,12 +272,6 @@ def _verify(arguments: Sequence[str]) -> None:
         )
     size = sum(file.size for file in manifest.files.values())
     print(f"{options.corpus} is sound: {len(manifest.files)} files, {size / 1e6:,.1f} MB.")
-
-
-def _command() -> str:
-    """How the user called this."""
-    name = Path(sys.argv[0]).name
-    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-prepare" else "python -m dseekjax.prepare")
 
 
 if __name__ == "__main__":

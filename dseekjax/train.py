@@ -1,18 +1,14 @@
 """The main door: `python -m dseekjax.train --config configs/quickstart.yaml`."""
 
 import argparse
-import os
 import re
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
 from dseekjax.config import Config, dump_config, load_config, recipe_path
 from dseekjax.config_reference import format_reference
+from dseekjax.door import command_name, exit_status
 from dseekjax.errors import UserError
 
 
@@ -23,40 +19,23 @@ def command() -> int:
 
 def main(arguments: Sequence[str] | None = None, *, may_restart: bool = False) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 128 + n stopped by signal n."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, _interrupted) if on_main_thread else None
-    try:
-        options = _parse(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+
+    def run() -> int:
+        options = _parse(given)
         config = _load(options)
         if options.print_config:
             print(dump_config(config), end="")
             return 0
-        return _train(config, options, arguments, may_restart=may_restart)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        # A disk or a permission, at a place that has no better words for it.
-        print(f"error: cannot use {error.filename} ({error.strerror}); mend that and run again", file=sys.stderr)
-        return UserError.exit_code
-    finally:
-        if on_main_thread:
-            signal.signal(signal.SIGINT, before)
+        return _train(config, options, given, may_restart=may_restart)
 
-
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Ends the process where nothing is lost by it: the training loop, where something would be, has its own handler.
-
-    A KeyboardInterrupt instead, raised while libraries load, is swallowed by some of them.
-    """
-    os.write(2, b"interrupted\n")
-    os._exit(128 + signal.SIGINT)
+    # The training loop, where something would be lost, has a handler of its own.
+    return exit_status(run)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_command(),
+        prog=command_name("train"),
         description="Trains a model. Run the same command again to resume a run that was stopped, by whatever.",
         epilog="keys, to be set in the config file or as KEY=VALUE:\n\n" + format_reference(Config),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -110,13 +89,7 @@ def _again(arguments: Sequence[str], changes: str) -> str:
     """The command that the user gave, with some keys changed."""
     changed = re.findall(r"([\w.]+)=", changes)
     kept = [word for word in arguments if word != "--fresh" and word.partition("=")[0] not in changed]
-    return " ".join([_command(), *map(shlex.quote, kept), changes])
-
-
-def _command() -> str:
-    """How the user called this."""
-    name = Path(sys.argv[0]).name
-    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-train" else "python -m dseekjax.train")
+    return " ".join([command_name("train"), *map(shlex.quote, kept), changes])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-SHARED = {"errors", "files", "section", "yaml_file"}
+SHARED = {"door", "errors", "files", "section", "yaml_file"}
 HOOKS = {"training.hooks", "training.state", "training.processes"}
 ROOMS = {
     "models": {"pallas_kernels"},

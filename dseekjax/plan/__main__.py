@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dseekjax.config import Config, load_config, recipe_path
+from dseekjax.door import command_name, exit_status
 from dseekjax.errors import UserError
 from dseekjax.plan.cluster import cluster_names
 from dseekjax.plan.compile import CompilerError, compile_report
@@ -28,31 +29,26 @@ Exit status: 0 it fits, 3 it compiles but does not fit, 2 a mistake of the user,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
+    return exit_status(lambda: _plan(_parse(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    program, config = _load(options)
     try:
-        options = _parse(sys.argv[1:] if arguments is None else arguments)
-        program, config = _load(options)
         report = _compile(options, program, config)
-    except (UserError, CompilerError) as error:
+    except CompilerError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, UserError) else 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    try:
-        if options.json:
-            print(report.model_dump_json(indent=2), flush=True)
-        else:
-            print_report(report, Console(soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH))
-            sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever was to read it has gone, and Python must not write to them again when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if options.json:
+        print(report.model_dump_json(indent=2), flush=True)
+    else:
+        print_report(report, Console(soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_WIDTH))
     return 0 if report.fits else DOES_NOT_FIT
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_command(),
+        prog=command_name("plan"),
         description="Tells what a config needs on a cluster.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -77,7 +73,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(arguments)
     misplaced = [word for word in rest if word.startswith("-")]
     if misplaced:
-        raise UserError(f"there is no option {misplaced[0]}; see {_command()} compile --help")
+        raise UserError(f"there is no option {misplaced[0]}; see {command_name('plan')} compile --help")
     options.overrides = [*options.overrides, *rest]
     return options
 
@@ -129,12 +125,6 @@ def _schema() -> str:
     fields = {name: field.description for name, field in Report.model_fields.items()}
     fields |= {f"collectives[].{name}": field.description for name, field in CollectiveRow.model_fields.items()}
     return "\n".join(f"  {name}\n      {meaning}" for name, meaning in fields.items())
-
-
-def _command() -> str:
-    """How the user called this."""
-    name = Path(sys.argv[0]).name
-    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-plan" else "python -m dseekjax.plan")
 
 
 if __name__ == "__main__":
