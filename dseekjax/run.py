@@ -17,6 +17,7 @@ from dseekjax.data.feed import TrainingFeed
 from dseekjax.data.sources import Data, open_data
 from dseekjax.data.tokenizers import load_tokenizer
 from dseekjax.errors import UserError
+from dseekjax.imported import refuse_sliding_of_origin
 from dseekjax.insight.metrics import MetricsHook, read_records
 from dseekjax.insight.preparation import PreparationProgress
 from dseekjax.insight.profile import ProfileHook
@@ -60,6 +61,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     start_jax(config)
     console = Console(quiet=jax.process_index() > 0, soft_wrap=True)
     tell = functools.partial(console.print, highlight=False, markup=False)
+    refuse_sliding_of_origin(RunDirectory(config.run.dir), config)
     program = build_program(config, jax.devices())
     directory = _claim(config, fresh, tell)
     summary = summarise(program)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from dseekjax import conversion, train
+from dseekjax import conversion, generate, train
 from dseekjax.convert import main
 from dseekjax.files import WholeFolder
 from dseekjax.trained import open_trained
@@ -85,11 +85,6 @@ def test_what_is_written_back_is_what_was_read(source, run, tmp_path):
             assert json.loads((back / path.name).read_text()) == json.loads(path.read_text())
         elif path.suffix == ".json" and "index" not in path.name:
             assert (back / path.name).read_bytes() == path.read_bytes(), path.name
-    # What was trained without their window is no longer that model, but a Llama.
-    longer = tmp_path / "longer"
-    assert main(["--run", str(run), "--to-hf", str(longer), "data.sequence_length=30"]) == 0
-    config = json.loads((longer / "config.json").read_text())
-    assert (config["model_type"], config["max_position_embeddings"]) == ("llama", 30)
     written = {}
     for path in back.glob("model-*.safetensors"):
         written |= load_file(path)
@@ -99,6 +94,35 @@ def test_what_is_written_back_is_what_was_read(source, run, tmp_path):
     assert {path.stat().st_mode & 0o777 for path in back.iterdir()} == {(back / "config.json").stat().st_mode & 0o777}
     listed = json.loads((back / "checksums.json").read_text())["sha256"]
     assert set(listed) == {path.name for path in back.iterdir()} - {"checksums.json"}
+
+
+def test_a_window_outlives_the_import(run, tmp_path, capsys):
+    """Also over a run between whose config no longer loads."""
+    between = tmp_path / "between"
+    between.mkdir()
+    (between / "config.yaml").write_text(f"train: {{initialize_from: {run}, key_of_old: 1}}")
+    training = ["--config", str(run / "config.yaml"), f"run.dir={tmp_path / 'tuned'}", "data.sequence_length=25"]
+    for door, arguments in (
+        (generate.main, ["--run", str(run), "--prompt", "w3", "data.sequence_length=25"]),
+        (main, ["--run", str(run), "--to-hf", str(tmp_path / "hf"), "data.sequence_length=25"]),
+        (train.main, [*training, f"train.initialize_from={run}"]),
+        (train.main, [*training, f"train.initialize_from={between}"]),
+    ):
+        assert door(arguments) == 2
+        assert capsys.readouterr().err == (
+            f"error: data.sequence_length 25 exceeds the sliding_window of 24 in {run}/hugging_face/config.json; make "
+            "it 24 at most\n"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["between"]
+
+
+def test_more_positions_than_the_model_was_made_for_are_told(tmp_path, capsys):
+    folder = write_folder(tmp_path / "hf")
+    arguments = ["--from-hf", str(folder), "--run", str(tmp_path / "run"), *TRAINING, "data.sequence_length=33"]
+    assert main(arguments) == 0
+    assert "Note: data.sequence_length 33 exceeds the 32 positions that the model was made for" in (
+        capsys.readouterr().out
+    )
 
 
 def test_training_starts_from_an_import_and_is_written_back(source, run, tmp_path, capsys):
