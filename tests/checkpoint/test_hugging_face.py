@@ -171,9 +171,23 @@ def test_half_precision_in_and_out(tmp_path):
 
 def test_buffers_and_a_missing_prefix_are_no_mismatch(gpt2_folder, tmp_path):
     saved_alone = gpt2_tensors(prefix="")
-    saved_alone |= {f"h.{i}.attn.bias": np.ones((1, 1, 32, 32), np.float32) for i in range(2)}
-    source = write_folder(tmp_path / "alone", GPT2_CONFIG, saved_alone)
-    jax.tree.map(np.testing.assert_array_equal, imported(source), imported(gpt2_folder))
+    for dtype in (np.float32, np.bool_, np.uint8):
+        saved_alone |= {f"h.{i}.attn.bias": np.ones((1, 1, 32, 32), dtype) for i in range(2)}
+        source = write_folder(tmp_path / np.dtype(dtype).name, GPT2_CONFIG, saved_alone)
+        jax.tree.map(np.testing.assert_array_equal, imported(source), imported(gpt2_folder))
+
+
+def test_other_dtypes_of_what_is_needed_are_refused(tmp_path):
+    tensors = llama_tensors()
+    tensors["model.norm.weight"] = np.ones(EMBED, np.float64)
+    with pytest.raises(UserError, match=r"hf/model.safetensors: model.norm.weight is of the dtype F64; give a .* F32"):
+        imported(write_folder(tmp_path / "hf", tensors=tensors))
+
+
+def test_what_is_named_like_a_buffer_is_listed(tmp_path):
+    tensors = {**gpt2_tensors(), "transformer.h.2.attn.c_attn.bias": np.ones(3 * EMBED, np.float32)}
+    with pytest.raises(UserError, match=r"the files hold transformer.h.2.attn.c_attn.bias, which it does not have"):
+        imported(write_folder(tmp_path / "hf", GPT2_CONFIG, tensors))
 
 
 def test_an_output_beside_tied_embeddings_has_to_be_the_same(tmp_path):

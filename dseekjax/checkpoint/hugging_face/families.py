@@ -64,7 +64,7 @@ GPT2 = Family(
     gpt2.GPT2Json,
     gpt2.TENSORS,
     "transformer.",
-    r".*attn\.(masked_)?bias",
+    r"(.*\.)?attn\.(masked_)?bias",
     gpt2.config_json,
     gpt2.problems,
 )

@@ -28,7 +28,7 @@ class TensorFiles:
             UserError: a file is missing, cut short or of another format.
         """
         self._slices: dict[str, Any] = {}
-        self._places: dict[str, str] = {}
+        self._places: dict[str, Path] = {}
         # They have to stay: slices read from the memory that they map.
         self._files = [self._open(folder / name) for name in _file_names(folder)]
 
@@ -43,15 +43,9 @@ class TensorFiles:
         except OSError as error:
             raise UserError(f"cannot read {path} ({error.strerror or error}); fetch it again") from error
         for name in file.keys():  # noqa: SIM118 - it is no mapping
-            part = file.get_slice(name)
-            if part.get_dtype() not in DTYPES:
-                raise UserError(
-                    f"{path}: {name} is of the dtype {part.get_dtype()}; give a checkpoint in one of "
-                    f"{', '.join(DTYPES)}"
-                )
             if name in self._slices:
-                raise UserError(f"{path}: {name} is in {self._places[name]} too; fetch the folder again")
-            self._slices[name], self._places[name] = part, path.name
+                raise UserError(f"{path}: {name} is in {self._places[name].name} too; fetch the folder again")
+            self._slices[name], self._places[name] = file.get_slice(name), path
         return file
 
     @property
@@ -60,6 +54,14 @@ class TensorFiles:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slices[name].get_shape())
+
+    def refuse_other_dtype(self, name: str) -> None:
+        """Raises UserError if a tensor is of a dtype that is not read here, as some are that no model needs."""
+        dtype = self._slices[name].get_dtype()
+        if dtype not in DTYPES:
+            raise UserError(
+                f"{self._places[name]}: {name} is of the dtype {dtype}; give a checkpoint in one of {', '.join(DTYPES)}"
+            )
 
     def read(self, name: str, index: Index) -> np.ndarray:
         """A slice of a tensor, in the dtype that it has on disk; no more than that is read."""
