@@ -214,6 +214,26 @@ def test_names_on_one_side_only_are_listed_both_sides(tmp_path):
     assert "\n" not in text
 
 
+def test_an_index_of_other_files_is_refused(tmp_path):
+    source = write_folder(tmp_path / "hf", shards=2)
+    path = source / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    placed = index["weight_map"]
+    norm = placed.pop("model.norm.weight")
+    placed["model.norm.scale"] = norm
+    first, second = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    head = placed["lm_head.weight"]
+    placed["lm_head.weight"] = second if head == first else first
+    path.write_text(json.dumps(index))
+    with pytest.raises(UserError) as caught:
+        TensorFiles(source)
+    assert str(caught.value) == (
+        f"{path} is not of the files beside it: it lists model.norm.scale, which no file holds; the files hold "
+        f"model.norm.weight, which it does not list; it lists lm_head.weight in {placed['lm_head.weight']}, which is "
+        f"in {head}; fetch the folder again"
+    )
+
+
 def test_other_shapes_are_refused(tmp_path):
     source = write_folder(tmp_path / "hf", {**LLAMA_CONFIG, "num_key_value_heads": 4})
     with pytest.raises(UserError, match=r"k_proj.weight has the shape \(16, 16\), and the model .* needs \(32, 16\)"):

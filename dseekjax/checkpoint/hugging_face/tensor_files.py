@@ -25,12 +25,16 @@ class TensorFiles:
     def __init__(self, folder: Path) -> None:
         """
         Raises:
-            UserError: a file is missing, cut short or of another format.
+            UserError: a file is missing, cut short or of another format, or the index places tensors otherwise.
         """
         self._slices: dict[str, Any] = {}
         self._places: dict[str, Path] = {}
         # They have to stay: slices read from the memory that they map.
-        self._files = [self._open(folder / name) for name in _file_names(folder)]
+        listed = None if (folder / SINGLE).is_file() else _listed(folder)
+        names = [SINGLE] if listed is None else _file_names(folder, listed)
+        self._files = [self._open(folder / name) for name in names]
+        if listed is not None:
+            self._refuse_other_places(folder, listed)
 
     def _open(self, path: Path) -> Any:
         try:
@@ -47,6 +51,19 @@ class TensorFiles:
                 raise UserError(f"{path}: {name} is in {self._places[name].name} too; fetch the folder again")
             self._slices[name], self._places[name] = file.get_slice(name), path
         return file
+
+    def _refuse_other_places(self, folder: Path, listed: dict[str, str]) -> None:
+        found = {name: path.name for name, path in self._places.items()}
+        gone = {name for name in listed if name not in found}
+        unlisted = {name for name in found if name not in listed}
+        elsewhere = sorted(name for name in listed.keys() & found.keys() if listed[name] != found[name])
+        problems = [f"it lists {some(gone)}, which no file holds"] * bool(gone)
+        problems += [f"the files hold {some(unlisted)}, which it does not list"] * bool(unlisted)
+        problems += [f"it lists {name} in {listed[name]}, which is in {found[name]}" for name in elsewhere[:1]]
+        if problems:
+            raise UserError(
+                f"{folder / INDEX} is not of the files beside it: {'; '.join(problems)}; fetch the folder again"
+            )
 
     @property
     def names(self) -> set[str]:
@@ -69,21 +86,13 @@ class TensorFiles:
         return part
 
 
-def _file_names(folder: Path) -> list[str]:
-    if (folder / SINGLE).is_file():
-        return [SINGLE]
+def _listed(folder: Path) -> dict[str, str]:
+    """The file of each tensor, as the index lists them."""
     if (folder / INDEX).is_file():
         placed = read_json(folder / INDEX).get("weight_map")
         if not isinstance(placed, dict) or not placed:
             raise UserError(f"{folder / INDEX} has no weight_map; fetch it again")
-        names = sorted({Path(str(name)).name for name in placed.values()})
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise UserError(
-                f"{folder}: {some(missing)} of the {len(names)} files that {INDEX} lists "
-                f"{'is' if len(missing) == 1 else 'are'} missing; fetch {'it' if len(missing) == 1 else 'them'} again"
-            )
-        return names
+        return {name: Path(str(file)).name for name, file in placed.items()}
     pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt*"))
     if pickles:
         raise UserError(
@@ -92,6 +101,17 @@ def _file_names(folder: Path) -> list[str]:
             "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
         )
     raise UserError(f"there is no {SINGLE} and no {INDEX} in {folder}; give a folder that holds a whole model")
+
+
+def _file_names(folder: Path, listed: dict[str, str]) -> list[str]:
+    names = sorted(set(listed.values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"{folder}: {some(missing)} of the {len(names)} files that {INDEX} lists "
+            f"{'is' if len(missing) == 1 else 'are'} missing; fetch {'it' if len(missing) == 1 else 'them'} again"
+        )
+    return names
 
 
 def some(names: Iterable[str]) -> str:
