@@ -172,8 +172,9 @@ def is_first_process() -> bool:
 
 
 def _end_of_document(source: Path, described: Described, tokenizer: tokenizers.Tokenizer) -> str | None:
-    tokens = (tokenizer.id_to_token(token) for token in end_token_ids(source, described))
-    return next((token for token in tokens if token is not None), None)
+    # Some files have -1 for none.
+    ids = (token for token in end_token_ids(source, described) if 0 <= token < vocabulary_size(tokenizer))
+    return next((token for token in map(tokenizer.id_to_token, ids) if token is not None), None)
 
 
 def _write_small_files(source: Path, directory: RunDirectory, config: Config) -> None:

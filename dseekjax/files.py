@@ -40,14 +40,18 @@ class WholeFolder:
     """
 
     def __init__(self, place: Path) -> None:
+        """
+        Raises:
+            UserError: a place without a name, as `/`.
+        """
+        if not place.name:
+            raise UserError(f"{place} is no name for a new folder; give one within it")
         self.place = place
         self.hidden = place.with_name(f".{place.name}.partial")
         self._handle: int | None = None
 
     def refuse_existing(self) -> None:
         """Raises UserError if there is something in its place."""
-        if not self.place.name:
-            raise UserError(f"{self.place} is no name for a new folder; give one within it")
         if self.place.exists():
             raise UserError(f"{self.place} is there already; choose another folder, or move it away")
 

@@ -287,6 +287,7 @@ def test_rotations_are_read_from_old_and_new_keys_and_written(values, theta, sca
             {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
             "the rope type is 'yarn', of which",
         ),
+        ("llama", {"rope_scaling": {"type": ["linear"]}}, "the rope type is ['linear'], of which"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor of the rope type 'llama3'"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),

@@ -64,7 +64,7 @@ class LlamaJson(ConfigJson):
             )
         if kind == "default":
             return theta, {"kind": "none"}
-        wanted = {"linear": {"factor": "factor"}, "llama3": LLAMA3_KEYS}.get(kind)
+        wanted = {"linear": {"factor": "factor"}, "llama3": LLAMA3_KEYS}.get(kind) if isinstance(kind, str) else None
         if wanted is None:
             raise UserError(
                 f"the rope type is {kind!r}, of which there is no counterpart here: there are 'default', 'linear' and "
