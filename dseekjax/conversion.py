@@ -77,7 +77,8 @@ def import_run(
         described = describe(source)
         tokenizer = _their_tokenizer(source, described)
         files = TensorFiles(source)
-    config = _imported_config(source, run, described, tokenizer, overrides)
+        end_of_document = _end_of_document(source, described, tokenizer)
+    config = _imported_config(source, run, described, end_of_document, overrides)
     with about("data.end_of_document"):
         end_of_document_id(tokenizer, config.data.end_of_document or "")
     silence_orbax()
@@ -122,7 +123,7 @@ def _imported_config(
     source: Path,
     run: Path,
     described: Described,
-    tokenizer: tokenizers.Tokenizer,
+    end_of_document: str | None,
     overrides: Sequence[str],
 ) -> Config:
     parsed = described.parsed
@@ -132,7 +133,7 @@ def _imported_config(
         "model": {**described.model_section, "initializer_scale": parsed.initializer_range},
         "data.sequence_length": longest,
         "data.tokenizer": str(RunDirectory(run).tokenizer),
-        "data.end_of_document": _end_of_document(source, described, tokenizer),
+        "data.end_of_document": end_of_document,
     }
     written = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
     config = load_config(overrides=[*written, *overrides])

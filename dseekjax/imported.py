@@ -39,7 +39,7 @@ def _began_with(directory: RunDirectory) -> object:
     """Of the keys of its config this one alone is read: those of another version need not load."""
     if not directory.config.is_file():
         return None
-    train = read_yaml(directory.config, str(directory.path)).get("train")
+    train = read_yaml(directory.config).get("train")
     return train.get("initialize_from") if isinstance(train, dict) else None
 
 

@@ -72,6 +72,13 @@ def run_config(directory: RunDirectory, overrides: Sequence[str] = ()) -> Config
     """
     if not directory.config.is_file():
         raise UserError(f"{directory.path}: no run there (it has no config.yaml); give the run.dir of one")
+    try:
+        load_config(directory.config, option=None)
+    except UserError as error:
+        raise UserError(
+            f"{directory.path}: its config.yaml does not load, is it of another version? ({error}); put back the one "
+            "that it was trained with"
+        ) from error
     return load_config(directory.config, overrides)
 
 

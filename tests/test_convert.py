@@ -196,6 +196,19 @@ def test_a_run_from_scratch_is_written(tmp_path, capsys):
     assert not (tmp_path / "hf2").exists()
 
 
+@pytest.mark.parametrize(("content", "reason"), [("a: [", "config.yaml is not YAML"), ("old: 1", "unknown key old")])
+def test_a_run_whose_config_is_broken_is_named(content, reason, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(content)
+    for door, rest in ((main, ["--to-hf", str(tmp_path / "hf")]), (generate.main, ["--prompt", "w3"])):
+        assert door(["--run", str(run), *rest]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {run}: its config.yaml does not load, is it of another version? (")
+        assert reason in error
+        assert "--config" not in error
+
+
 def remove(name):
     return lambda folder: (folder / name).unlink()
 
@@ -249,6 +262,12 @@ def text(name, content):
             "has 50 tokens, but vocab_size of config.j",
         ),
         (with_config(eos_token_id=None), (), "no eos_token_id in the files of"),
+        (
+            with_config(head_dim=7),
+            (),
+            "hf/config.json: it tells of a model that cannot be, by model: attention.head_dim 7",
+        ),
+        (text("generation_config.json", "{"), (), "error: --from-hf: "),
         (with_config(eos_token_id=-1), (), "no eos_token_id in the files of"),
         (with_config(eos_token_id=2**40), (), "no eos_token_id in the files of"),
         (with_config(), ("data.end_of_document=<e>",), "data.end_of_document: the tokenizer has no token '<e>'"),

@@ -289,6 +289,19 @@ def test_rotations_are_read_from_old_and_new_keys_and_written(values, theta, sca
         ),
         ("llama", {"rope_scaling": {"type": ["linear"]}}, "the rope type is ['linear'], of which"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor of the rope type 'llama3'"),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": "two"}}, 'factor is "two", where a number above'),
+        ("llama", {"rope_parameters": {"rope_theta": None}}, "rope_theta is null, where a number above 0 is needed"),
+        (
+            "llama",
+            {"num_key_value_heads": 3},
+            "num_key_value_heads is 3, which does not divide the num_attention_heads",
+        ),
+        ("llama", {"rms_norm_eps": 0.0}, "config.json: rms_norm_eps is 0.0, of which there is no counterpart here"),
+        ("llama", {"initializer_range": 0.0}, "config.json: initializer_range is 0.0, of which"),
+        ("llama", {"max_position_embeddings": 0}, "config.json: max_position_embeddings is 0, of which"),
+        ("llama", {"eos_token_id": "2"}, 'config.json: eos_token_id is "2", of which'),
+        ("mistral", {"sliding_window": 0}, "sliding_window is 0, which is no length; null is for none"),
+        ("gpt2", {"n_positions": 0}, "config.json: n_positions is 0, of which"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is \"gelu\", of which there is no counterpart here: only 'silu'"),
@@ -304,7 +317,7 @@ def test_rotations_are_read_from_old_and_new_keys_and_written(values, theta, sca
 )
 def test_what_a_config_has_that_we_have_not_is_refused(model_type, values, message):
     with pytest.raises(UserError) as caught:
-        section(values, model_type, LLAMA_CONFIG if model_type == "llama" else GPT2_CONFIG)
+        section(values, model_type, GPT2_CONFIG if model_type == "gpt2" else LLAMA_CONFIG)
     assert message in str(caught.value)
 
 
