@@ -137,6 +137,8 @@ def _imported_config(
     }
     written = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
     config = load_config(overrides=[*written, *overrides])
+    if config.run.dir != str(run):
+        raise UserError(f"run.dir {config.run.dir}: --run {run} is where the run is made; leave run.dir out")
     refuse_sliding(described, source, config)
     if config.data.end_of_document is None:
         raise UserError(

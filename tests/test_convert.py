@@ -116,6 +116,25 @@ def test_a_window_outlives_the_import(run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["between"]
 
 
+def test_a_moved_import_is_started_from_with_its_tokenizer(run, tmp_path, capsys):
+    moved = tmp_path / "moved"
+    shutil.copytree(run, moved)
+    config = (moved / "config.yaml").read_text()
+    (moved / "config.yaml").write_text(config.replace(f"tokenizer: {run}/", f"tokenizer: {tmp_path}/old/"))
+    (tmp_path / "text.txt").write_text("w3 w4 w5 w6 w7 w8\n" * 400)
+    arguments = [
+        *("--config", str(moved / "config.yaml"), f"train.initialize_from={moved}", f"run.dir={tmp_path / 'tuned'}"),
+        *(f"data.sources=[{{path: {tmp_path}/text.txt, document_separator: '\n'}}]", "train.steps=1"),
+        *(f"data.cache_dir={tmp_path / 'cache'}", "data.held_out_fraction=0"),
+    ]
+    assert train.main(arguments) == 2
+    assert capsys.readouterr().err == (
+        f"error: data.tokenizer {tmp_path}/old/tokenizer.json: there is no such file; if it went with "
+        f"train.initialize_from {moved}, set data.tokenizer to {moved}/tokenizer.json\n"
+    )
+    assert train.main([*arguments, f"data.tokenizer={moved}/tokenizer.json"]) == 0
+
+
 def test_more_positions_than_the_model_was_made_for_are_told(tmp_path, capsys):
     folder = write_folder(tmp_path / "hf")
     arguments = ["--from-hf", str(folder), "--run", str(tmp_path / "run"), *TRAINING, "data.sequence_length=33"]
@@ -268,6 +287,7 @@ def text(name, content):
             "hf/config.json: it tells of a model that cannot be, by model: attention.head_dim 7",
         ),
         (text("generation_config.json", "{"), (), "error: --from-hf: "),
+        (with_config(), ("run.dir=elsewhere",), "run.dir elsewhere: --run "),
         (with_config(eos_token_id=-1), (), "no eos_token_id in the files of"),
         (with_config(eos_token_id=2**40), (), "no eos_token_id in the files of"),
         (with_config(), ("data.end_of_document=<e>",), "data.end_of_document: the tokenizer has no token '<e>'"),
