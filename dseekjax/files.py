@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 from dseekjax.errors import UserError
 
@@ -33,11 +34,26 @@ def write_whole(path: Path, text: str) -> None:
         os.close(folder)
 
 
+def discard_begun() -> list[Path]:
+    """Removes every `WholeFolder` that this process has begun, for one that is to end at once.
+
+    Returns:
+        What is left, where another thread still writes.
+    """
+    begun = list(WholeFolder.begun)
+    for folder in begun:
+        folder.discard()
+    return [folder.hidden for folder in begun if folder.hidden.exists()]
+
+
 class WholeFolder:
     """A folder that is filled under a hidden name beside its place, and takes its own name when it is whole.
 
     A process that is killed leaves the hidden one, which the next one begins anew.
     """
+
+    begun: ClassVar[list["WholeFolder"]] = []
+    """Those of this process that are neither finished nor discarded."""
 
     def __init__(self, place: Path) -> None:
         """
@@ -64,8 +80,7 @@ class WholeFolder:
         self.refuse_existing()
         try:
             self.hidden.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self.hidden, os.O_RDONLY)
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._hold()
             for left in self.hidden.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         except BlockingIOError as error:
@@ -91,7 +106,18 @@ class WholeFolder:
             shutil.rmtree(self.hidden, ignore_errors=True)
             self._release()
 
+    def _hold(self) -> None:
+        handle = os.open(self.hidden, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        self._handle = handle
+        self.begun.append(self)
+
     def _release(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+            self.begun.remove(self)

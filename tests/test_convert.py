@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from dseekjax import conversion, generate, train
 from dseekjax.convert import main
-from dseekjax.files import WholeFolder
+from dseekjax.errors import UserError
+from dseekjax.files import WholeFolder, discard_begun
 from dseekjax.trained import open_trained
 from tests.checkpoint.hugging_face_folders import (
     GPT2_CONFIG,
@@ -347,6 +348,32 @@ def test_what_fails_in_the_middle_leaves_nothing(source, run, tmp_path, monkeypa
         with pytest.raises(KeyboardInterrupt):
             main([*arguments, str(tmp_path / "out"), "run.compilation_cache_dir=null"])
         assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_process_removes_what_it_began(source, tmp_path):
+    code = (
+        "import os, signal, sys; from dseekjax import conversion, convert\n"
+        "conversion.keep_companions = lambda *arguments: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.exit(convert.main(sys.argv[1:]))"
+    )
+    arguments = ["--from-hf", str(source), "--run", str(tmp_path / "out"), *TRAINING]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.endswith("interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_process_is_never_removed(tmp_path):
+    mine, other = WholeFolder(tmp_path / "out"), WholeFolder(tmp_path / "out")
+    mine.begin()
+    with pytest.raises(UserError, match="another process is making"):
+        other.begin()
+    other.discard()
+    assert mine.hidden.is_dir()
+    assert discard_begun() == []
+    assert not mine.hidden.exists()
 
 
 def test_a_killed_process_leaves_what_the_next_removes(tmp_path):
