@@ -1,11 +1,13 @@
 """The door to Hugging Face: what a user meets."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -214,6 +216,21 @@ def test_a_run_from_scratch_is_written(tmp_path, capsys):
     assert main(["--run", str(tmp_path / "nothing"), "--to-hf", str(tmp_path / "hf2")]) == 2
     assert "no run there" in capsys.readouterr().err
     assert not (tmp_path / "hf2").exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "model-00001-of-00002.safetensors"])
+def test_files_that_may_not_be_read_are_named_with_the_reason(name, source, tmp_path, capsys, monkeypatch):
+    opened = Path.open
+
+    def refuse(path, *arguments, **options):
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert main(["--from-hf", str(source), "--run", str(tmp_path / "run"), *TRAINING]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --from-hf: cannot read {source / name} (Permission denied); make it readable, or ")
 
 
 @pytest.mark.parametrize(("content", "reason"), [("a: [", "config.yaml is not YAML"), ("old: 1", "unknown key old")])

@@ -38,14 +38,18 @@ class TensorFiles:
 
     def _open(self, path: Path) -> Any:
         try:
-            file = safe_open(path, "numpy")
+            # The library says of any file that it cannot open that there is none.
+            with path.open("rb"):
+                file = safe_open(path, "numpy")
         except SafetensorError as error:
             raise UserError(
                 f"{path} is cut short, or no safetensors file ({str(error).removeprefix('Error while ')}); fetch it "
                 "again"
             ) from error
         except OSError as error:
-            raise UserError(f"cannot read {path} ({error.strerror or error}); fetch it again") from error
+            raise UserError(
+                f"cannot read {path} ({error.strerror or error}); make it readable, or fetch it again"
+            ) from error
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             if name in self._slices:
                 raise UserError(f"{path}: {name} is in {self._places[name].name} too; fetch the folder again")
