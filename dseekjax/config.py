@@ -84,17 +84,20 @@ class Config(Section):
         return self
 
 
-def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: str | Path | None = None, overrides: Sequence[str] = (), *, option: str | None = "--config"
+) -> Config:
     """Reads a config.
 
     Args:
         path: YAML file; all keys have defaults, so it may leave out any, or be left out.
         overrides: `dotted.key=value` strings, the value in YAML; list items by number, `data.sources.0.path=x`.
+        option: of the command line that named the file, for messages; None if none did.
 
     Raises:
         UserError: the file cannot be read, or keys or values are wrong; all problems are named at once.
     """
-    values = {} if path is None else read_yaml(Path(path), "--config")
+    values = {} if path is None else read_yaml(Path(path), option)
     for override in overrides:
         _override(values, override)
     try:

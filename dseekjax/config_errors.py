@@ -37,6 +37,8 @@ def explain(error: ValidationError, values: dict[str, Any], root: type[BaseModel
             continue  # Its items were left out for problems of their own.
         elif problem["type"] == "union_tag_invalid":
             yield f"{key}.kind: {problem['ctx']['tag']!r} is wrong; it takes {problem['ctx']['expected_tags']}"
+        elif problem["type"] == "model_type":
+            yield _no_section(problem["input"], key, list(known))
         elif problem["type"] == "missing":
             yield f"{key} is missing" + (f": {meaning.meaning}" if meaning else "")
         elif problem["type"] == "value_error":
@@ -46,6 +48,15 @@ def explain(error: ValidationError, values: dict[str, Any], root: type[BaseModel
             wanted = f"; it takes {meaning.type}" if meaning else ""
             reason = problem["msg"].lower().replace("a valid tuple", "a list, as in [a, b]")
             yield f"{key}: {problem['input']!r} is wrong: {reason}{wanted}"
+
+
+def _no_section(value: Any, key: str, known: list[str]) -> str:
+    # A union's member comes last in the place, and is no key.
+    while not (inside := [name for name in known if name.startswith(f"{_without_numbers(key)}.")]):
+        key = key.rpartition(".")[0]
+    has_kinds = f"{_without_numbers(key)}.kind" in inside and isinstance(value, str)
+    example = f"'{key}={{kind: {value}}}'" if has_kinds else f"{key}.{inside[0].rpartition('.')[2]}=VALUE"
+    return f"{key}: {value!r} is wrong: it is a section of keys; give those, as in {example}"
 
 
 def _inside(location: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:

@@ -11,7 +11,6 @@ import jax
 import tokenizers
 
 from dseekjax.checkpoint.hugging_face.companions import (
-    KEPT,
     described_by,
     end_token_ids,
     export_family,
@@ -30,6 +29,7 @@ from dseekjax.config import Config, dump_config, load_config
 from dseekjax.data.tokenizers import end_of_document_id, fingerprint, load_tokenizer, vocabulary_size
 from dseekjax.errors import UserError, about
 from dseekjax.files import WholeFolder, write_whole
+from dseekjax.imported import kept_companions, refuse_sliding
 from dseekjax.models.flops import parameter_count
 from dseekjax.start import start_jax
 from dseekjax.trained import open_trained, run_config
@@ -77,20 +77,21 @@ def import_run(
         described = describe(source)
         tokenizer = _their_tokenizer(source, described)
         files = TensorFiles(source)
-    config = _imported_config(source, run, described, tokenizer, overrides)
+        end_of_document = _end_of_document(source, described, tokenizer)
+    config = _imported_config(source, run, described, end_of_document, overrides)
     with about("data.end_of_document"):
         end_of_document_id(tokenizer, config.data.end_of_document or "")
     silence_orbax()
     start_jax(config)
     tell = _once(tell)
-    for note in _notes(described):
+    for note in _notes(described, config):
         tell(note)
     program = build_program(config, jax.devices())
     with _whole_folder(run, "--run") as hidden:
         with about("--from-hf"):
-            on_first_process(lambda: check_digests(source, lambda *bytes: watch("verifying", *bytes)))
+            on_first_process(lambda: check_digests(source, lambda *sizes: watch("verifying", *sizes)))
             params = import_parameters(
-                files, described.family, program.state_shape.params, watch=lambda *bytes: watch("reading", *bytes)
+                files, described.family, program.state_shape.params, watch=lambda *sizes: watch("reading", *sizes)
             )
         write_parameters(RunDirectory(hidden).checkpoints, params, config.checkpoint, config.model_dump(mode="json"))
         on_first_process(lambda: _write_small_files(source, RunDirectory(hidden), config))
@@ -122,7 +123,7 @@ def _imported_config(
     source: Path,
     run: Path,
     described: Described,
-    tokenizer: tokenizers.Tokenizer,
+    end_of_document: str | None,
     overrides: Sequence[str],
 ) -> Config:
     parsed = described.parsed
@@ -132,15 +133,13 @@ def _imported_config(
         "model": {**described.model_section, "initializer_scale": parsed.initializer_range},
         "data.sequence_length": longest,
         "data.tokenizer": str(RunDirectory(run).tokenizer),
-        "data.end_of_document": _end_of_document(source, described, tokenizer),
+        "data.end_of_document": end_of_document,
     }
     written = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
     config = load_config(overrides=[*written, *overrides])
-    if parsed.window is not None and config.data.sequence_length > parsed.window:
-        raise UserError(
-            f"data.sequence_length {config.data.sequence_length} exceeds the sliding_window of {parsed.window} in "
-            f"{source / 'config.json'}; make it {parsed.window} at most"
-        )
+    if config.run.dir != str(run):
+        raise UserError(f"run.dir {config.run.dir}: --run {run} is where the run is made; leave run.dir out")
+    refuse_sliding(described, source, config)
     if config.data.end_of_document is None:
         raise UserError(
             f"--from-hf: no eos_token_id in the files of {source} is a token of its tokenizer; give the token that "
@@ -149,14 +148,19 @@ def _imported_config(
     return config
 
 
-def _notes(described: Described) -> Iterator[str]:
-    parsed = described.parsed
+def _notes(described: Described, config: Config) -> Iterator[str]:
+    parsed, length = described.parsed, config.data.sequence_length
     if parsed.unknown_keys:
         yield f"Note: of config.json these keys are not known here, and left out: {', '.join(parsed.unknown_keys)}."
     if parsed.window is not None:
         yield (
             f"Note: attention slides a window of {parsed.window} tokens, of which there is none here: "
             f"data.sequence_length may be {parsed.window} at most, up to which it changes nothing."
+        )
+    if length > parsed.context_length:
+        yield (
+            f"Note: data.sequence_length {length} exceeds the {parsed.context_length} positions that the model was "
+            "made for; of what is beyond them it knows nothing until it is trained on it."
         )
 
 
@@ -171,8 +175,9 @@ def is_first_process() -> bool:
 
 
 def _end_of_document(source: Path, described: Described, tokenizer: tokenizers.Tokenizer) -> str | None:
-    tokens = (tokenizer.id_to_token(token) for token in end_token_ids(source, described))
-    return next((token for token in tokens if token is not None), None)
+    # Some files have -1 for none.
+    ids = (token for token in end_token_ids(source, described) if 0 <= token < vocabulary_size(tokenizer))
+    return next((token for token in map(tokenizer.id_to_token, ids) if token is not None), None)
 
 
 def _write_small_files(source: Path, directory: RunDirectory, config: Config) -> None:
@@ -211,9 +216,9 @@ def export_run(
         WholeFolder(target).refuse_existing()
     directory = RunDirectory(run)
     config = run_config(directory, overrides)
-    kept = _kept_companions(directory, config)
+    kept = kept_companions(directory, config)
     length = config.data.sequence_length
-    described = described_by(kept, config.model, length)
+    described = described_by(kept, config.model)
     with about("--to-hf"):
         family = export_family(config.model, described)
     trained = open_trained(run, overrides, tell=tell)
@@ -225,7 +230,7 @@ def export_run(
                 hidden,
                 dtype=dtype,
                 shard_bytes=shard_bytes,
-                watch=lambda *bytes: watch("writing", *bytes),
+                watch=lambda *sizes: watch("writing", *sizes),
             )
 
         def write_small_files() -> None:
@@ -250,23 +255,6 @@ def export_run(
 
         on_first_process(write_small_files)
     _once(tell)(f"{target} holds {directory.path} at step {trained.step} as {family.architecture} in {dtype}.")
-
-
-def _kept_companions(directory: RunDirectory, config: Config) -> Path | None:
-    """What came with the imported model that this run is, or began with, be it over several runs."""
-    seen: set[Path] = set()
-    while directory.path not in seen:
-        seen.add(directory.path)
-        kept = directory.path / KEPT
-        if kept.is_dir():
-            return kept
-        if config.train.initialize_from is None:
-            return None
-        directory = RunDirectory(config.train.initialize_from)
-        if not directory.config.is_file():
-            return None
-        config = run_config(directory)
-    return None
 
 
 def _same_tokenizer(one: RunDirectory, other: RunDirectory) -> bool:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dseekjax.errors import UserError
+from dseekjax.files import discard_begun
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,8 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Ends at once: nothing has its name before it is whole."""
+    """Ends at once: nothing has its name before it is whole, and what has none yet is removed."""
+    left = discard_begun()
     os.write(2, b"interrupted\n")
+    for path in left:
+        os.write(2, f"{path} is left of it; the same command begins by emptying that\n".encode())
     os._exit(128 + signal.SIGINT)
 
 

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 from dseekjax.errors import UserError
 
@@ -33,21 +34,40 @@ def write_whole(path: Path, text: str) -> None:
         os.close(folder)
 
 
+def discard_begun() -> list[Path]:
+    """Removes every `WholeFolder` that this process has begun, for one that is to end at once.
+
+    Returns:
+        What is left, where another thread still writes.
+    """
+    begun = list(WholeFolder.begun)
+    for folder in begun:
+        folder.discard()
+    return [folder.hidden for folder in begun if folder.hidden.exists()]
+
+
 class WholeFolder:
     """A folder that is filled under a hidden name beside its place, and takes its own name when it is whole.
 
     A process that is killed leaves the hidden one, which the next one begins anew.
     """
 
+    begun: ClassVar[list["WholeFolder"]] = []
+    """Those of this process that are neither finished nor discarded."""
+
     def __init__(self, place: Path) -> None:
+        """
+        Raises:
+            UserError: a place without a name, as `/`.
+        """
+        if not place.name:
+            raise UserError(f"{place} is no name for a new folder; give one within it")
         self.place = place
         self.hidden = place.with_name(f".{place.name}.partial")
         self._handle: int | None = None
 
     def refuse_existing(self) -> None:
         """Raises UserError if there is something in its place."""
-        if not self.place.name:
-            raise UserError(f"{self.place} is no name for a new folder; give one within it")
         if self.place.exists():
             raise UserError(f"{self.place} is there already; choose another folder, or move it away")
 
@@ -60,8 +80,7 @@ class WholeFolder:
         self.refuse_existing()
         try:
             self.hidden.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self.hidden, os.O_RDONLY)
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._hold()
             for left in self.hidden.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         except BlockingIOError as error:
@@ -87,7 +106,18 @@ class WholeFolder:
             shutil.rmtree(self.hidden, ignore_errors=True)
             self._release()
 
+    def _hold(self) -> None:
+        handle = os.open(self.hidden, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        self._handle = handle
+        self.begun.append(self)
+
     def _release(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+            self.begun.remove(self)

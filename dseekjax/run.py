@@ -15,8 +15,9 @@ from dseekjax.config import Config, dump_config
 from dseekjax.data.assembly import evaluation_batches, training_feed
 from dseekjax.data.feed import TrainingFeed
 from dseekjax.data.sources import Data, open_data
-from dseekjax.data.tokenizers import load_tokenizer
+from dseekjax.data.tokenizers import learned_size, load_tokenizer
 from dseekjax.errors import UserError
+from dseekjax.imported import refuse_sliding_of_origin
 from dseekjax.insight.metrics import MetricsHook, read_records
 from dseekjax.insight.preparation import PreparationProgress
 from dseekjax.insight.profile import ProfileHook
@@ -60,6 +61,7 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     start_jax(config)
     console = Console(quiet=jax.process_index() > 0, soft_wrap=True)
     tell = functools.partial(console.print, highlight=False, markup=False)
+    refuse_sliding_of_origin(RunDirectory(config.run.dir), config)
     program = build_program(config, jax.devices())
     directory = _claim(config, fresh, tell)
     summary = summarise(program)
@@ -75,6 +77,8 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
         tell(f"No checkpoint of {directory.path} is there to go on from: its steps are done again from the first.")
     tell(summary)
     tell(f"run directory    {directory.path}")
+    if not directory.tokenizer.is_file():
+        _refuse_moved_tokenizer(config)
     with PreparationProgress(console) as watch:
         data = open_data(
             config.data,
@@ -124,6 +128,19 @@ def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirec
 
     on_first_process(claim)
     return directory
+
+
+def _refuse_moved_tokenizer(config: Config) -> None:
+    """The config of an import names its tokenizer where the import was made."""
+    spec, began_with = config.data.tokenizer, config.train.initialize_from
+    if spec in (None, "bytes") or learned_size(spec) is not None or began_with is None:
+        return
+    path = RunDirectory(began_with).tokenizer
+    if path.is_file() and not Path(spec).expanduser().is_file():
+        raise UserError(
+            f"data.tokenizer {spec}: there is no such file; if it went with train.initialize_from {began_with}, set "
+            f"data.tokenizer to {path}"
+        )
 
 
 def _refuse_other_tokenizer(config: Config, data: Data) -> None:

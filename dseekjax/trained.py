@@ -15,6 +15,7 @@ from dseekjax.config import Config, load_config
 from dseekjax.data.config import END_OF_DOCUMENT
 from dseekjax.data.tokenizers import end_of_document_id, load_tokenizer, vocabulary_size
 from dseekjax.errors import UserError, about
+from dseekjax.imported import refuse_sliding_of_origin
 from dseekjax.start import start_jax
 from dseekjax.training.program import Program, build_program
 from dseekjax.training.run_directory import RunDirectory
@@ -50,10 +51,12 @@ def open_trained(
         tell: called with sentences for the user.
 
     Raises:
-        UserError: there is no such run, it has no sound checkpoint, or it does not fit the devices.
+        UserError: there is no such run, it has no sound checkpoint, it does not fit the devices, or sequences
+            are longer than the window of a model that it began with.
     """
     directory = RunDirectory(path)
     config = run_config(directory, overrides)
+    refuse_sliding_of_origin(directory, config)
     silence_orbax()
     start_jax(config)
     tokenizer = _tokenizer(directory, config)
@@ -74,6 +77,13 @@ def run_config(directory: RunDirectory, overrides: Sequence[str] = ()) -> Config
     """
     if not directory.config.is_file():
         raise UserError(f"{directory.path}: no run there (it has no config.yaml); give the run.dir of one")
+    try:
+        load_config(directory.config, option=None)
+    except UserError as error:
+        raise UserError(
+            f"{directory.path}: its config.yaml does not load, is it of another version? ({error}); put back the one "
+            "that it was trained with"
+        ) from error
     return load_config(directory.config, overrides)
 
 

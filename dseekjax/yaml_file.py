@@ -26,24 +26,25 @@ StrictLoader.yaml_implicit_resolvers = {
 }
 
 
-def read_yaml(path: Path, option: str) -> dict[str, Any]:
+def read_yaml(path: Path, option: str | None = None) -> dict[str, Any]:
     """The keys and values of a file; an empty file has none.
 
     Args:
         path: of the file.
-        option: of the command line that named it, for messages.
+        option: of the command line that named it, for messages; None if none did.
 
     Raises:
         UserError: it cannot be read, is not YAML or not a mapping.
     """
+    named = f"{option}: " if option else ""
     try:
         values = yaml.load(path.read_text("utf-8"), StrictLoader)
     except OSError as error:
-        raise UserError(f"{option}: cannot read {path} ({error.strerror}); give the path of a YAML file") from error
+        raise UserError(f"{named}cannot read {path} ({error.strerror}); give the path of a YAML file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{option}: {path} is not YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{named}{path} is not YAML: {' '.join(str(error).split())}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise UserError(f"{option}: {path} holds a {type(values).__name__}; it must be sections of keys and values")
+        raise UserError(f"{named}{path} holds a {type(values).__name__}; it must be sections of keys and values")
     return values

@@ -80,6 +80,13 @@ def test_all_problems_are_named_at_once_with_the_fix():
         ("data.tokenizer=train:7", "at least 257"),
         ("data.sources=[{}]", "data.sources.0.path is missing"),
         ("data.sources=[{path: a, document_separator: '('}]", "is not a regular expression"),
+        (
+            "data.sources=[{path: a, format: completion}]",
+            "data.sources.0.format: 'completion' is wrong: it is a section of keys; give those, as in "
+            "'data.sources.0.format={kind: completion}'",
+        ),
+        ("optimizer.schedule=linear", "as in 'optimizer.schedule={kind: linear}'"),
+        ("model.attention=3", "model.attention: 3 is wrong: it is a section of keys; give those, as in model.a"),
         ("data.sources.4.path=a", "the list in the config file ends before that"),
         ("optimizer.schedule.kind=step", "'step' is wrong; it takes 'cosine', 'linear', 'wsd', 'constant'"),
         ("optimizer.schedule.warmup_steps=2000", "do not fit into train.steps 1000"),

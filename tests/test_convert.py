@@ -13,17 +13,17 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from dseekjax import conversion, train
+from dseekjax import conversion, generate, train
 from dseekjax.convert import main
-from dseekjax.files import WholeFolder
+from dseekjax.errors import UserError
+from dseekjax.files import WholeFolder, discard_begun
 from dseekjax.trained import open_trained
 from tests.checkpoint.hugging_face_folders import (
     GPT2_CONFIG,
-    LLAMA_CONFIG,
     gpt2_tensors,
     llama_tensors,
     write_folder,
-    write_tokenizer,
+    write_mistral,
 )
 from tests.conftest import REPOSITORY
 from tests.test_processes import together
@@ -34,16 +34,7 @@ TRAINING = ("run.compilation_cache_dir=null", "data.sequence_length=16")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A checkpoint of the Mistral kind, whose window and template have to survive."""
-    config = {**LLAMA_CONFIG, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 24}
-    folder = write_folder(tmp_path_factory.mktemp("source") / "hf", {**config, "new_key": 1}, shards=2)
-    for name, text in (
-        ("tokenizer_config.json", json.dumps({"eos_token": "</s>", "chat_template": "{{ messages }}"})),
-        ("special_tokens_map.json", '{"eos_token": "</s>"}'),
-        ("generation_config.json", '{"eos_token_id": 2, "temperature": 0.6}'),
-    ):
-        (folder / name).write_text(text)
-    return folder
+    return write_mistral(tmp_path_factory.mktemp("source") / "hf")
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +76,6 @@ def test_what_is_written_back_is_what_was_read(source, run, tmp_path):
             assert json.loads((back / path.name).read_text()) == json.loads(path.read_text())
         elif path.suffix == ".json" and "index" not in path.name:
             assert (back / path.name).read_bytes() == path.read_bytes(), path.name
-    # What was trained without their window is no longer that model, but a Llama.
-    longer = tmp_path / "longer"
-    assert main(["--run", str(run), "--to-hf", str(longer), "data.sequence_length=30"]) == 0
-    config = json.loads((longer / "config.json").read_text())
-    assert (config["model_type"], config["max_position_embeddings"]) == ("llama", 30)
     written = {}
     for path in back.glob("model-*.safetensors"):
         written |= load_file(path)
@@ -99,6 +85,49 @@ def test_what_is_written_back_is_what_was_read(source, run, tmp_path):
     assert {path.stat().st_mode & 0o777 for path in back.iterdir()} == {(back / "config.json").stat().st_mode & 0o777}
     listed = json.loads((back / "checksums.json").read_text())["sha256"]
     assert set(listed) == {path.name for path in back.iterdir()} - {"checksums.json"}
+
+
+def test_a_window_outlives_the_import(run, tmp_path, capsys):
+    """Also over a run between whose config no longer loads."""
+    between = tmp_path / "between"
+    between.mkdir()
+    (between / "config.yaml").write_text(f"train: {{initialize_from: {run}, key_of_old: 1}}")
+    training = ["--config", str(run / "config.yaml"), f"run.dir={tmp_path / 'tuned'}", "data.sequence_length=25"]
+    for door, arguments in (
+        (generate.main, ["--run", str(run), "--prompt", "w3", "data.sequence_length=25"]),
+        (main, ["--run", str(run), "--to-hf", str(tmp_path / "hf"), "data.sequence_length=25"]),
+        (train.main, [*training, f"train.initialize_from={run}"]),
+        (train.main, [*training, f"train.initialize_from={between}"]),
+    ):
+        assert door(arguments) == 2
+        assert capsys.readouterr().err == (
+            f"error: data.sequence_length 25 exceeds the sliding_window of 24 in {run}/hugging_face/config.json; make "
+            "it 24 at most\n"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["between"]
+
+
+def test_the_tokenizer_of_a_moved_import_is_named(run, tmp_path, capsys):
+    moved = tmp_path / "moved"
+    shutil.copytree(run, moved)
+    config = (moved / "config.yaml").read_text()
+    (moved / "config.yaml").write_text(config.replace(f"tokenizer: {run}/", f"tokenizer: {tmp_path}/old/"))
+    tuned = f"run.dir={tmp_path / 'tuned'}"
+    arguments = ["--config", str(moved / "config.yaml"), f"train.initialize_from={moved}", tuned]
+    assert train.main(arguments) == 2
+    assert capsys.readouterr().err == (
+        f"error: data.tokenizer {tmp_path}/old/tokenizer.json: there is no such file; if it went with "
+        f"train.initialize_from {moved}, set data.tokenizer to {moved}/tokenizer.json\n"
+    )
+
+
+def test_more_positions_than_the_model_was_made_for_are_told(tmp_path, capsys):
+    folder = write_folder(tmp_path / "hf")
+    arguments = ["--from-hf", str(folder), "--run", str(tmp_path / "run"), *TRAINING, "data.sequence_length=33"]
+    assert main(arguments) == 0
+    assert "Note: data.sequence_length 33 exceeds the 32 positions that the model was made for" in (
+        capsys.readouterr().out
+    )
 
 
 def test_training_starts_from_an_import_and_is_written_back(source, run, tmp_path, capsys):
@@ -172,97 +201,6 @@ def test_a_run_from_scratch_is_written(tmp_path, capsys):
     assert not (tmp_path / "hf2").exists()
 
 
-def remove(name):
-    return lambda folder: (folder / name).unlink()
-
-
-def cut_short(folder):
-    path = folder / "model-00002-of-00002.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def pickled(folder):
-    for path in folder.glob("model*"):
-        path.unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"\x80")
-
-
-def with_config(**changes):
-    def change(folder):
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, **changes}))
-
-    return change
-
-
-def text(name, content):
-    return lambda folder: (folder / name).write_text(content)
-
-
-@pytest.mark.parametrize(
-    ("damage", "overrides", "message"),
-    [
-        (
-            remove("model-00002-of-00002.safetensors"),
-            (),
-            "model-00002-of-00002.safetensors of the 2 files that model.saf",
-        ),
-        (
-            remove("model.safetensors.index.json"),
-            (),
-            "there is no model.safetensors and no model.safetensors.index.json",
-        ),
-        (text("model.safetensors.index.json", "{}"), (), "model.safetensors.index.json has no weight_map"),
-        (cut_short, (), "model-00002-of-00002.safetensors is cut short, or no safetensors file (deserializing header"),
-        (pickled, (), "holds its weights as pytorch_model.bin, a pickle, which can run any code"),
-        (remove("config.json"), (), "there is no config.json in"),
-        (text("config.json", "{"), (), "config.json is not JSON"),
-        (with_config(model_type="gemma9"), (), "'gemma9', which is not known here; there are gpt2, llama, mistral, qw"),
-        (remove("tokenizer.json"), (), "there is no tokenizer.json in"),
-        (
-            lambda folder: write_tokenizer(folder / "tokenizer.json", 50),
-            (),
-            "has 50 tokens, but vocab_size of config.j",
-        ),
-        (with_config(eos_token_id=None), (), "no eos_token_id in the files of"),
-        (with_config(), ("data.end_of_document=<e>",), "data.end_of_document: the tokenizer has no token '<e>'"),
-        (with_config(), ("data.sequence_length=25",), "data.sequence_length 25 exceeds the sliding_window of 24"),
-        (with_config(), ("model.embed_dim=32",), "model.embed_tokens.weight has the shape (40, 16), and the model"),
-        (with_config(vocab_size=41), (), "dimension 'vocab' of 41 is not divisible"),
-        (with_config(hidden_act="relu"), (), 'config.json: hidden_act is "relu", of which there is no counterpart'),
-        (text("checksums.json", '{"sha256": {"gone.txt": ""}}'), (), "gone.txt is missing, which checksums.json lists"),
-    ],
-)
-def test_bad_input_is_one_sentence(source, damage, overrides, message, tmp_path, capsys):
-    folder = tmp_path / "hf"
-    shutil.copytree(source, folder)
-    (folder / "generation_config.json").unlink()
-    damage(folder)
-    assert main(["--from-hf", str(folder), "--run", str(tmp_path / "run"), "mesh.tensor=2", *TRAINING, *overrides]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--run", "r"], "neither is given"),
-        (["--run", "r", "--from-hf", "a", "--to-hf", "b"], "both is given"),
-        (["--run", "r", "--from-hf", "a", "--dtype", "bfloat16"], "--dtype bfloat16 is for --to-hf"),
-        (["--run", "r", "--to-hf", "a", "--shard-size", "big"], "--shard-size big is no size"),
-        (["--run", "r", "--from-hf", "nowhere"], "there is no folder nowhere"),
-        (["--run", "tests", "--from-hf", "nowhere"], "is there already; choose another folder"),
-    ],
-)
-def test_wrong_options_are_one_sentence(arguments, message, capsys, monkeypatch):
-    monkeypatch.chdir(REPOSITORY)
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_help_loads_no_jax():
     code = "import sys; from dseekjax.convert import main\ntry: main(['--help'])\nfinally: print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
@@ -280,6 +218,32 @@ def test_what_fails_in_the_middle_leaves_nothing(source, run, tmp_path, monkeypa
         with pytest.raises(KeyboardInterrupt):
             main([*arguments, str(tmp_path / "out"), "run.compilation_cache_dir=null"])
         assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_process_removes_what_it_began(source, tmp_path):
+    code = (
+        "import os, signal, sys; from dseekjax import conversion, convert\n"
+        "conversion.keep_companions = lambda *arguments: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.exit(convert.main(sys.argv[1:]))"
+    )
+    arguments = ["--from-hf", str(source), "--run", str(tmp_path / "out"), *TRAINING]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.endswith("interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_process_is_never_removed(tmp_path):
+    mine, other = WholeFolder(tmp_path / "out"), WholeFolder(tmp_path / "out")
+    mine.begin()
+    with pytest.raises(UserError, match="another process is making"):
+        other.begin()
+    other.discard()
+    assert mine.hidden.is_dir()
+    assert discard_begun() == []
+    assert not mine.hidden.exists()
 
 
 def test_a_killed_process_leaves_what_the_next_removes(tmp_path):

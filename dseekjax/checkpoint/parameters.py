@@ -36,15 +36,18 @@ def read_parameters(checkpoints: Path, state_shape: TrainState) -> Parameters:
         raise UserError(f"{run}: no run with checkpoints there; give one's run.dir")
     store = CheckpointStore.read_only(checkpoints)
     try:
-        step = max(store.steps(), default=None)
-        if step is None:
+        steps = store.steps()
+        if not steps:
             raise UserError(f"{run}: that run has no checkpoint yet, wait for one")
+        *older, step = steps
         params, config = store.restore_params(step, state_shape)
     except DamagedCheckpointError as error:
-        raise UserError(
-            f"{run}: its checkpoint of step {step} is damaged ({error}); resume that run, which goes back to the one "
-            "before"
-        ) from error
+        cure = (
+            f"move {checkpoints / str(step)} away to use that of step {older[-1]}"
+            if older
+            else "it has no other, so put a sound one back"
+        )
+        raise UserError(f"{run}: its checkpoint of step {step} is damaged ({error}); {cure}") from error
     finally:
         store.close()
     return Parameters(params, step, config)

@@ -1,7 +1,7 @@
 """Checkpoints of a run on disk, through Orbax."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -151,7 +151,7 @@ class CheckpointStore:
             raise
         except Exception as error:
             _raise_if_not_damage(error, self._directory / str(step))
-            raise DamagedCheckpointError(_reason(error)) from error
+            raise _damage(self._directory / str(step), shapes) from error
         for item, wanted in shapes.items():
             _refuse_other_model(self._directory / str(step), saved[item], wanted)
         arguments = {item: ocp.args.StandardRestore(wanted) for item, wanted in shapes.items()}
@@ -164,12 +164,20 @@ class CheckpointStore:
         if not on_all_processes(failure is None) or restored is None:
             failure = failure or OSError("another process could not read it")
             _raise_if_not_damage(failure, self._directory / str(step))
-            raise DamagedCheckpointError(_reason(failure))
+            raise _damage(self._directory / str(step), shapes) from failure
         for item in shapes:
             for name, value in checksums(restored[item]).items():
                 if restored["meta"]["checksums"][item].get(name) != value:
                     raise DamagedCheckpointError(f"the checksum of {name} does not match")
         return {item: restored[item] for item in shapes}, restored["meta"]
+
+
+def _damage(path: Path, items: Iterable[str]) -> DamagedCheckpointError:
+    """In words of the checkpoint: what the library says of a broken one is about its own insides."""
+    missing = [item for item in (*items, "meta") if not (path / item).is_dir()]
+    return DamagedCheckpointError(
+        f"there is no {' and no '.join(missing)} in it" if missing else "files of it are missing, cut short or changed"
+    )
 
 
 def _refuse_params_alone(path: Path, metadata: Any, wanted: Mapping[str, Any]) -> None:

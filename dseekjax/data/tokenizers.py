@@ -57,12 +57,14 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
     """A tokenizer from its tokenizer.json.
 
     Raises:
-        UserError: the file is missing or is no tokenizer.
+        UserError: the file is missing, cannot be read or is no tokenizer.
     """
     if not path.is_file():
         raise UserError(f"there is no file {path}; give bytes, train:N or the path of a tokenizer.json")
     try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); make it readable, or give another") from error
     except Exception as error:
         raise UserError(f"{path} is not a tokenizer.json ({error})") from error
     # Some are shipped so that they cut texts off at the length that their model took.

@@ -108,7 +108,7 @@ class RunDirectory:
                 )
             return
         try:
-            kept = load_config(self.config)
+            kept = load_config(self.config, option=None)
         except UserError as error:
             raise UserError(
                 f"run.dir {self.path}: its config.yaml does not load, is it of another version? ({error}); choose "

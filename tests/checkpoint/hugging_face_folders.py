@@ -112,6 +112,19 @@ def write_folder(folder, config=LLAMA_CONFIG, tensors=None, shards=1, words=VOCA
     return folder
 
 
+def write_mistral(folder):
+    """A checkpoint whose window and template have to survive."""
+    config = {**LLAMA_CONFIG, "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 24}
+    write_folder(folder, {**config, "new_key": 1}, shards=2)
+    for name, text in (
+        ("tokenizer_config.json", json.dumps({"eos_token": "</s>", "chat_template": "{{ messages }}"})),
+        ("special_tokens_map.json", '{"eos_token": "</s>"}'),
+        ("generation_config.json", '{"eos_token_id": 2, "temperature": 0.6}'),
+    ):
+        (folder / name).write_text(text)
+    return folder
+
+
 def write_tokenizer(path, words=VOCABULARY):
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{i}": i for i in range(3, words)}}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))

@@ -171,9 +171,23 @@ def test_half_precision_in_and_out(tmp_path):
 
 def test_buffers_and_a_missing_prefix_are_no_mismatch(gpt2_folder, tmp_path):
     saved_alone = gpt2_tensors(prefix="")
-    saved_alone |= {f"h.{i}.attn.bias": np.ones((1, 1, 32, 32), np.float32) for i in range(2)}
-    source = write_folder(tmp_path / "alone", GPT2_CONFIG, saved_alone)
-    jax.tree.map(np.testing.assert_array_equal, imported(source), imported(gpt2_folder))
+    for dtype in (np.float32, np.bool_, np.uint8):
+        saved_alone |= {f"h.{i}.attn.bias": np.ones((1, 1, 32, 32), dtype) for i in range(2)}
+        source = write_folder(tmp_path / np.dtype(dtype).name, GPT2_CONFIG, saved_alone)
+        jax.tree.map(np.testing.assert_array_equal, imported(source), imported(gpt2_folder))
+
+
+def test_other_dtypes_of_what_is_needed_are_refused(tmp_path):
+    tensors = llama_tensors()
+    tensors["model.norm.weight"] = np.ones(EMBED, np.float64)
+    with pytest.raises(UserError, match=r"hf/model.safetensors: model.norm.weight is of the dtype F64; give a .* F32"):
+        imported(write_folder(tmp_path / "hf", tensors=tensors))
+
+
+def test_what_is_named_like_a_buffer_is_listed(tmp_path):
+    tensors = {**gpt2_tensors(), "transformer.h.2.attn.c_attn.bias": np.ones(3 * EMBED, np.float32)}
+    with pytest.raises(UserError, match=r"the files hold transformer.h.2.attn.c_attn.bias, which it does not have"):
+        imported(write_folder(tmp_path / "hf", GPT2_CONFIG, tensors))
 
 
 def test_an_output_beside_tied_embeddings_has_to_be_the_same(tmp_path):
@@ -198,6 +212,26 @@ def test_names_on_one_side_only_are_listed_both_sides(tmp_path):
     assert "the files hold model.layers.*.self_attn.q_norm.weight (2), which it does not have" in text
     assert "inv_freq" not in text
     assert "\n" not in text
+
+
+def test_an_index_of_other_files_is_refused(tmp_path):
+    source = write_folder(tmp_path / "hf", shards=2)
+    path = source / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    placed = index["weight_map"]
+    norm = placed.pop("model.norm.weight")
+    placed["model.norm.scale"] = norm
+    first, second = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    head = placed["lm_head.weight"]
+    placed["lm_head.weight"] = second if head == first else first
+    path.write_text(json.dumps(index))
+    with pytest.raises(UserError) as caught:
+        TensorFiles(source)
+    assert str(caught.value) == (
+        f"{path} is not of the files beside it: it lists model.norm.scale, which no file holds; the files hold "
+        f"model.norm.weight, which it does not list; it lists lm_head.weight in {placed['lm_head.weight']}, which is "
+        f"in {head}; fetch the folder again"
+    )
 
 
 def test_other_shapes_are_refused(tmp_path):
@@ -253,7 +287,21 @@ def test_rotations_are_read_from_old_and_new_keys_and_written(values, theta, sca
             {"rope_scaling": {"rope_type": "yarn", "factor": 2}},
             "the rope type is 'yarn', of which",
         ),
+        ("llama", {"rope_scaling": {"type": ["linear"]}}, "the rope type is ['linear'], of which"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor of the rope type 'llama3'"),
+        ("llama", {"rope_scaling": {"rope_type": "linear", "factor": "two"}}, 'factor is "two", where a number above'),
+        ("llama", {"rope_parameters": {"rope_theta": None}}, "rope_theta is null, where a number above 0 is needed"),
+        (
+            "llama",
+            {"num_key_value_heads": 3},
+            "num_key_value_heads is 3, which does not divide the num_attention_heads",
+        ),
+        ("llama", {"rms_norm_eps": 0.0}, "config.json: rms_norm_eps is 0.0, of which there is no counterpart here"),
+        ("llama", {"initializer_range": 0.0}, "config.json: initializer_range is 0.0, of which"),
+        ("llama", {"max_position_embeddings": 0}, "config.json: max_position_embeddings is 0, of which"),
+        ("llama", {"eos_token_id": "2"}, 'config.json: eos_token_id is "2", of which'),
+        ("mistral", {"sliding_window": 0}, "sliding_window is 0, which is no length; null is for none"),
+        ("gpt2", {"n_positions": 0}, "config.json: n_positions is 0, of which"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is \"gelu\", of which there is no counterpart here: only 'silu'"),
@@ -269,7 +317,7 @@ def test_rotations_are_read_from_old_and_new_keys_and_written(values, theta, sca
 )
 def test_what_a_config_has_that_we_have_not_is_refused(model_type, values, message):
     with pytest.raises(UserError) as caught:
-        section(values, model_type, LLAMA_CONFIG if model_type == "llama" else GPT2_CONFIG)
+        section(values, model_type, GPT2_CONFIG if model_type == "gpt2" else LLAMA_CONFIG)
     assert message in str(caught.value)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -11,6 +12,7 @@ from dseekjax.checkpoint.config import CheckpointConfig
 from dseekjax.checkpoint.fingerprint import checksums, placed_checksums
 from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
 from dseekjax.checkpoint.layout import split
+from dseekjax.checkpoint.parameters import read_parameters
 from dseekjax.checkpoint.store import CheckpointStore, latest_step
 from dseekjax.errors import UserError
 from dseekjax.training.hooks import Context
@@ -157,6 +159,33 @@ def test_a_new_run_starts_from_the_parameters_of_another(saved, state):
     assert len(told) == 2
     with pytest.raises(UserError, match=r"no run with checkpoints there"):
         initialize(saved / "none")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda folder: shutil.rmtree(folder / "params"), "there is no params in it"),
+        (lambda folder: shutil.rmtree(folder / "meta"), "there is no meta in it"),
+        (lambda folder: (folder / "params" / "_METADATA").unlink(), "files of it are missing, cut short or changed"),
+        (
+            lambda folder: (folder / "params" / "manifest.ocdbt").unlink(),
+            "files of it are missing, cut short or changed",
+        ),
+    ],
+)
+def test_readers_are_told_how_to_use_the_checkpoint_before(saved, program, break_it, reason):
+    break_it(saved / "3")
+    with pytest.raises(UserError) as caught:
+        read_parameters(saved, program.state_shape)
+    assert str(caught.value) == (
+        f"{saved.parent}: its checkpoint of step 3 is damaged ({reason}); move {saved}/3 away to use that of step 2"
+    )
+    shutil.move(saved / "3", saved.parent / "away")
+    assert read_parameters(saved, program.state_shape).step == 2
+    shutil.rmtree(saved / "1")
+    break_it(saved / "2")
+    with pytest.raises(UserError, match=r"step 2 is damaged \(.*\); it has no other, so put a sound one back"):
+        read_parameters(saved, program.state_shape)
 
 
 def test_checksums_see_every_bit_place_and_sign():

@@ -160,6 +160,13 @@ def test_templates_have_what_transformers_gives_them_and_no_more():
         ("{{ nothing.at_all }}", r"assistant has what the chat template refuses \('nothing' is undefined\)"),
         ("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}", "has, by this chat template"),
         ("{% for m in messages %}{% if loop.last %}{{ m.content }}{% endif %}{% endfor %}", "another text before"),
+        ("{% for m in messages %}{{ m.contents }}{% endfor %}", "mine.jinja leaves out what the user says: tried with"),
+        ("", "leaves out what the user says"),
+        ("{% for m in messages %}{{ m.role }}:{% endfor %}", "leaves out what the user says"),
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+            "leaves out what the assistant says: tried with 'answering'",
+        ),
     ],
 )
 def test_templates_that_cannot_be_used_are_refused(source, message, tmp_path):

@@ -40,14 +40,13 @@ def end_token_ids(folder: Path, described: Described) -> Iterator[int]:
                 yield token
 
 
-def described_by(kept: Path | None, model: DecoderConfig, sequence_length: int) -> Described | None:
-    """What an imported model's `config.json` tells, if it tells of just this model, trained on such sequences."""
+def described_by(kept: Path | None, model: DecoderConfig) -> Described | None:
+    """What an imported model's `config.json` tells, if it tells of just this model."""
     if kept is None or not (kept / config_json.NAME).is_file():
         return None
     described = describe(kept)
     theirs = DecoderConfig.model_validate(described.model_section)
-    slides = sequence_length > (described.parsed.window or sequence_length)
-    return described if _architecture(theirs) == _architecture(model) and not slides else None
+    return described if _architecture(theirs) == _architecture(model) else None
 
 
 def _architecture(model: DecoderConfig) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dseekjax.errors import UserError
 
@@ -31,7 +31,7 @@ class ConfigJson(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     eos_token_id: int | list[int] | None = None
-    initializer_range: float = 0.02
+    initializer_range: float = Field(0.02, gt=0)
     quantization_config: Literal[None] = None
 
     @property
@@ -77,7 +77,8 @@ def parse(kind: type[ConfigJson], values: dict[str, Any], path: Path) -> ConfigJ
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
+        # What comes after it is a name of pydantic's, of one of the types that it may have.
+        key = str(first["loc"][0])
         if first["type"] == "missing":
             raise UserError(f"{path}: {key} is missing; put it back") from error
         expected = first.get("ctx", {}).get("expected")

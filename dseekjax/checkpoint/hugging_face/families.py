@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from dseekjax.checkpoint.hugging_face import gpt2, llama
 from dseekjax.checkpoint.hugging_face.config_json import NAME, ConfigJson, parse, read_json
 from dseekjax.checkpoint.hugging_face.mapping import Mapped
@@ -64,7 +66,7 @@ GPT2 = Family(
     gpt2.GPT2Json,
     gpt2.TENSORS,
     "transformer.",
-    r".*attn\.(masked_)?bias",
+    r"(.*\.)?attn\.(masked_)?bias",
     gpt2.config_json,
     gpt2.problems,
 )
@@ -102,7 +104,20 @@ def describe(folder: Path) -> Described:
         )
     parsed = parse(family.config_json, values, path)
     with about(str(path)):
-        return Described(family, values, parsed, parsed.model_section())
+        section = parsed.model_section()
+        _refuse_impossible(section)
+    return Described(family, values, parsed, section)
+
+
+def _refuse_impossible(section: dict[str, Any]) -> None:
+    """What no key of theirs can be blamed for alone."""
+    try:
+        DecoderConfig.model_validate(section)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, ("model", *first["loc"])))
+        reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"].lower()
+        raise UserError(f"it tells of a model that cannot be, by {place}: {reason}") from error
 
 
 def family_of(model: DecoderConfig) -> Family:

@@ -12,14 +12,14 @@ ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_ex
 
 
 class GPT2Json(ConfigJson):
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
+    vocab_size: int = Field(50257, gt=0)
+    n_positions: int = Field(1024, gt=0)
+    n_embd: int = Field(768, gt=0)
+    n_layer: int = Field(12, gt=0)
     n_head: int = Field(12, gt=0)
-    n_inner: int | None = None
+    n_inner: int | None = Field(None, gt=0)
     activation_function: Literal["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"] = "gelu_new"
-    layer_norm_epsilon: float = 1e-5
+    layer_norm_epsilon: float = Field(1e-5, gt=0)
     scale_attn_weights: Literal[True] = True
     scale_attn_by_inverse_layer_idx: Literal[False] = False
     add_cross_attention: Literal[False] = False

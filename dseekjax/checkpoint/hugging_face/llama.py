@@ -1,5 +1,7 @@
 """Llama (Touvron et al. 2023, arXiv:2302.13971) and what has its shape: Mistral and Qwen2."""
 
+import json
+import math
 from typing import Any, Literal
 
 from pydantic import Field
@@ -17,19 +19,26 @@ LLAMA3_KEYS = {
 }
 
 
+def _positive(key: str, value: Any) -> float:
+    """What stands in a dictionary of any values, if it is a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"{key} is {json.dumps(value)}, where a number above 0 is needed; fetch it again")
+    return value
+
+
 class LlamaJson(ConfigJson):
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
+    vocab_size: int = Field(gt=0)
+    hidden_size: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    num_hidden_layers: int = Field(gt=0)
     num_attention_heads: int = Field(gt=0)
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
+    num_key_value_heads: int | None = Field(None, gt=0)
+    head_dim: int | None = Field(None, gt=0)
     hidden_act: Literal["silu"] = "silu"
-    max_position_embeddings: int = 2048
-    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = Field(2048, gt=0)
+    rms_norm_eps: float = Field(1e-6, gt=0)
     tie_word_embeddings: bool = False
-    rope_theta: float | None = None
+    rope_theta: float | None = Field(None, gt=0)
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
@@ -49,7 +58,7 @@ class LlamaJson(ConfigJson):
     def _rotary(self) -> tuple[float, dict[str, Any]]:
         """Theta and our `rotary_scaling`, from the keys of transformers 5 and of those before it."""
         given = self.rope_scaling or self.rope_parameters or {}
-        theta = given.get("rope_theta", self.rope_theta or 10000.0)
+        theta = _positive("rope_theta", given.get("rope_theta", self.rope_theta or 10000.0))
         kind = given.get("rope_type", given.get("type", "default"))
         part = given.get("partial_rotary_factor", self.partial_rotary_factor)
         if part not in (None, 1):
@@ -64,7 +73,7 @@ class LlamaJson(ConfigJson):
             )
         if kind == "default":
             return theta, {"kind": "none"}
-        wanted = {"linear": {"factor": "factor"}, "llama3": LLAMA3_KEYS}.get(kind)
+        wanted = {"linear": {"factor": "factor"}, "llama3": LLAMA3_KEYS}.get(kind) if isinstance(kind, str) else None
         if wanted is None:
             raise UserError(
                 f"the rope type is {kind!r}, of which there is no counterpart here: there are 'default', 'linear' and "
@@ -73,17 +82,28 @@ class LlamaJson(ConfigJson):
         missing = [theirs for theirs in wanted.values() if theirs not in given]
         if missing:
             raise UserError(f"{missing[0]} of the rope type {kind!r} is missing; put it back")
-        return theta, {"kind": kind, **{ours: given[theirs] for ours, theirs in wanted.items()}}
+        return theta, {"kind": kind, **{ours: _positive(theirs, given[theirs]) for ours, theirs in wanted.items()}}
+
+    def _key_value_heads(self) -> int:
+        given = self.num_key_value_heads or self.num_attention_heads
+        if self.num_attention_heads % given:
+            raise UserError(
+                f"num_key_value_heads is {given}, which does not divide the num_attention_heads of "
+                f"{self.num_attention_heads}; fetch it again"
+            )
+        return given
 
     def model_section(self) -> dict[str, Any]:
         theta, scaling = self._rotary()
+        if self.window is not None and self.window < 1:
+            raise UserError(f"sliding_window is {self.window}, which is no length; null is for none")
         return {
             "vocabulary_size": self.vocab_size,
             "num_layers": self.num_hidden_layers,
             "embed_dim": self.hidden_size,
             "attention": {
                 "num_heads": self.num_attention_heads,
-                "num_kv_heads": self.num_key_value_heads or self.num_attention_heads,
+                "num_kv_heads": self._key_value_heads(),
                 "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
             },
             "feed_forward": {"hidden_dim": self.intermediate_size, "activation": "swiglu"},
@@ -104,8 +124,8 @@ class LlamaJson(ConfigJson):
 class MistralJson(LlamaJson):
     """Jiang et al. 2023, arXiv:2310.06825."""
 
-    num_key_value_heads: int | None = 8
-    max_position_embeddings: int = 4096 * 32
+    num_key_value_heads: int | None = Field(8, gt=0)
+    max_position_embeddings: int = Field(4096 * 32, gt=0)
     sliding_window: int | None = 4096
 
     @property
@@ -120,8 +140,8 @@ class MistralJson(LlamaJson):
 class Qwen2Json(LlamaJson):
     """Yang et al. 2024, arXiv:2407.10671."""
 
-    num_key_value_heads: int | None = 32
-    max_position_embeddings: int = 32768
+    num_key_value_heads: int | None = Field(32, gt=0)
+    max_position_embeddings: int = Field(32768, gt=0)
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28

@@ -64,7 +64,7 @@ def _read(
 
 
 def _refuse_mismatch(files: TensorFiles, family: Family, named: dict[str, Any]) -> list[tuple[Mapped, list[str]]]:
-    """The tensors of each parameter, if these are all there, of the right shape, and nothing else is."""
+    """The tensors of each parameter, if these are all there, of the right shape and dtype, and nothing else is."""
     saved_alone = not any(name.startswith(family.prefix) for name in files.names)
     tensors: list[tuple[Mapped, list[str]]] = []
     needed: dict[str, tuple[int, ...]] = {}
@@ -75,6 +75,9 @@ def _refuse_mismatch(files: TensorFiles, family: Family, named: dict[str, Any]) 
             names = [name.removeprefix(family.prefix) for name in names]
         tensors.append((mapped, names))
         needed |= dict.fromkeys(names, mapped.their_shape(shape[1:] if mapped.is_per_layer else shape))
+    for name in (*needed, OUTPUT):
+        if name in files.names:
+            files.refuse_other_dtype(name)
     surplus = {name for name in files.names - set(needed) if not re.fullmatch(family.buffers, name)}
     if OUTPUT in surplus:
         table = next(names[0] for mapped, names in tensors if mapped.ours == "token_embedding.embedding")

@@ -28,7 +28,10 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 # How markup is written that is one token, by OpenAI, Meta, Qwen and DeepSeek among others.
 MARKUP = re.compile(r"<[|｜][^<>\s]+[|｜]>")
 ENDS_WITH_MARKUP = re.compile(rf"{MARKUP.pattern}\Z")
-PROBE = [{"role": role, "content": content} for role, content in zip(("user", "assistant") * 2, "abcd", strict=True)]
+PROBE = [
+    {"role": role, "content": content}
+    for role, content in zip(("user", "assistant") * 2, ("asking", "answering", "inquiring", "replying"), strict=True)
+]
 
 Message = dict[str, Any]
 
@@ -119,7 +122,8 @@ def load_template(spec: str, end_of_document: str) -> Template:
         end_of_document: the token that is put after each conversation.
 
     Raises:
-        UserError: there is none, or it is none, or what is the assistant's cannot be told from what it writes.
+        UserError: there is none, or it is none, it leaves out what was said, or what is the assistant's cannot be told
+            from what it writes.
     """
     if spec in BUILT_IN:
         built_in = importlib.resources.files("dseekjax.data") / "templates" / f"{spec}.jinja"
@@ -135,13 +139,25 @@ def load_template(spec: str, end_of_document: str) -> Template:
     except jinja2.TemplateError as error:
         raise UserError(f"{spec} is no Jinja template ({_one_line(error)}); mend it or give another") from error
     try:
-        template.segments(PROBE)
+        segments = template.segments(PROBE)
     except NotAConversationError as error:
         raise UserError(
             f"with {spec} it cannot be told which tokens are the assistant's: a conversation of user, assistant, user "
             f"and assistant {error}; give another template"
         ) from error
+    _refuse_left_out(spec, segments)
     return template
+
+
+def _refuse_left_out(spec: str, segments: Sequence[Segment]) -> None:
+    """Jinja writes nothing where a name is misspelt, and a model would learn to answer nothing."""
+    for message in PROBE:
+        is_answer = message["role"] == "assistant"
+        if message["content"] not in "".join(segment.text for segment in segments if segment.counts == is_answer):
+            raise UserError(
+                f"{spec} leaves out what the {message['role']} says: tried with {message['content']!r}, it writes "
+                "nothing of that in its place; mend it (the text is message.content) or give another template"
+            )
 
 
 def _check(messages: Any) -> None:

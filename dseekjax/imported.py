@@ -1,0 +1,74 @@
+"""What runs keep of an imported model that they are, or began with."""
+
+from pathlib import Path
+
+from dseekjax.checkpoint.hugging_face.companions import KEPT
+from dseekjax.checkpoint.hugging_face.config_json import NAME
+from dseekjax.checkpoint.hugging_face.families import Described, describe
+from dseekjax.config import Config
+from dseekjax.errors import UserError
+from dseekjax.training.run_directory import RunDirectory
+from dseekjax.yaml_file import read_yaml
+
+
+def kept_companions(directory: RunDirectory, config: Config) -> Path | None:
+    """The folder with what came with the imported model that a run is, or began with, be it over several runs.
+
+    Args:
+        directory: of the run.
+        config: of the run.
+
+    Raises:
+        UserError: the config of a run that it began with cannot be read.
+    """
+    began_with: object = config.train.initialize_from
+    seen: set[Path] = set()
+    while directory.path not in seen:
+        seen.add(directory.path)
+        kept = directory.path / KEPT
+        if kept.is_dir():
+            return kept
+        if not isinstance(began_with, str):
+            return None
+        directory = RunDirectory(began_with)
+        began_with = _began_with(directory)
+    return None
+
+
+def _began_with(directory: RunDirectory) -> object:
+    """Of the keys of its config this one alone is read: those of another version need not load."""
+    if not directory.config.is_file():
+        return None
+    train = read_yaml(directory.config).get("train")
+    return train.get("initialize_from") if isinstance(train, dict) else None
+
+
+def refuse_sliding(described: Described, folder: Path, config: Config) -> None:
+    """Raises UserError if sequences are longer than the window that an imported model slides: there is none here.
+
+    Args:
+        described: the imported model.
+        folder: that holds its `config.json`.
+        config: to use it with.
+    """
+    window, length = described.parsed.window, config.data.sequence_length
+    if window is not None and length > window:
+        raise UserError(
+            f"data.sequence_length {length} exceeds the sliding_window of {window} in {folder / NAME}; make it "
+            f"{window} at most"
+        )
+
+
+def refuse_sliding_of_origin(directory: RunDirectory, config: Config) -> None:
+    """The same for a run that is an imported model, or began with one.
+
+    Args:
+        directory: of the run.
+        config: to use it with.
+
+    Raises:
+        UserError: sequences are longer than its window, or what was kept of it cannot be read.
+    """
+    kept = kept_companions(directory, config)
+    if kept is not None and (kept / NAME).is_file():
+        refuse_sliding(describe(kept), kept, config)
