@@ -1,17 +1,15 @@
 """The door to Hugging Face: `python -m dseekjax.convert --from-hf DIR --run OUT`, or `--run DIR --to-hf OUT`."""
 
 import argparse
-import os
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from dseekjax.door import command_name, exit_status
 from dseekjax.errors import UserError
 from dseekjax.files import discard_begun
 
@@ -34,33 +32,18 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status: 0 done, 2 a mistake of the user, 130 interrupted."""
-    before = signal.signal(signal.SIGINT, _interrupted)
-    try:
-        _convert(_parse(sys.argv[1:] if arguments is None else arguments))
-        return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        # A disk or a permission, at a place that has no better words for it.
-        print(f"error: cannot use {error.filename} ({error.strerror}); mend that and run again", file=sys.stderr)
-        return UserError.exit_code
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return exit_status(lambda: _convert(_parse(sys.argv[1:] if arguments is None else arguments)), _give_up)
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Ends at once: nothing has its name before it is whole, and what has none yet is removed."""
-    left = discard_begun()
-    os.write(2, b"interrupted\n")
-    for path in left:
-        os.write(2, f"{path} is left of it; the same command begins by emptying that\n".encode())
-    os._exit(128 + signal.SIGINT)
+def _give_up() -> str:
+    """Nothing has its name before it is whole, and what has none yet is removed."""
+    left = (f"\n{path} is left of it; the same command begins by emptying that" for path in discard_begun())
+    return "interrupted" + "".join(left)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_command(), description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=command_name("convert"), description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--from-hf", metavar="DIR", help="folder with config.json, safetensors files and tokenizer.json")
@@ -89,7 +72,7 @@ def _bytes(text: str) -> int:
     return size
 
 
-def _convert(options: argparse.Namespace) -> None:
+def _convert(options: argparse.Namespace) -> int:
     shard_bytes = _bytes(options.shard_size or "5GB")
     # Loads JAX, which --help must not wait for.
     from rich.console import Console
@@ -115,7 +98,8 @@ def _convert(options: argparse.Namespace) -> None:
     if options.from_hf is not None and is_first_process():
         start = f"--config {shlex.quote(str(run / 'config.yaml'))} train.initialize_from={shlex.quote(str(run))}"
         data = "run.dir=runs/mine 'data.sources=[{path: YOUR.txt}]'"
-        console.print(f"Next:\n  {_command().replace('convert', 'train')} {start} {data}")
+        console.print(f"Next:\n  {command_name('convert').replace('convert', 'train')} {start} {data}")
+    return 0
 
 
 @contextmanager
@@ -130,12 +114,6 @@ def _progress(console: "Console") -> "Iterator[Watch]":
             progress.update(task, description=work, completed=done, total=total)
 
         yield watch
-
-
-def _command() -> str:
-    """How the user called this."""
-    name = Path(sys.argv[0]).name
-    return os.environ.get("DSEEKJAX_COMMAND") or (name if name == "dseek-convert" else "python -m dseekjax.convert")
 
 
 if __name__ == "__main__":
