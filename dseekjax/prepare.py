@@ -212,8 +212,9 @@ def _tell_what_was_made(console: "Console", manifest: "Manifest", output: Path, 
 
 
 def _pack(options: argparse.Namespace, output: Path, console: "Console") -> None:
-    from dseekjax.data.corpus import hold_out, open_corpus
+    from dseekjax.data.corpus import open_corpus
     from dseekjax.data.fitting import describe_cut
+    from dseekjax.data.held_out import hold_out
     from dseekjax.data.packing import open_index
 
     corpus = open_corpus(output)

@@ -52,6 +52,7 @@ def training_feed(
         rows=rows,
         num_batches=num_batches,
         prefetch=config.prefetch_batches,
+        held_out=data.held_out,
     )
 
 

@@ -122,7 +122,10 @@ class DataConfig(Section):
         (), description="What is evaluated on; when empty, the held-out part of the sources."
     )
     held_out_fraction: float = Field(
-        0.1, ge=0, lt=1, description="Last part of each source's documents kept from training for evaluation."
+        0.1,
+        ge=0,
+        lt=1,
+        description="About this share of each source's text, the last of it, is kept from training for evaluation.",
     )
     sequence_length: int = Field(1024, gt=0, lt=2**31, description="Tokens per sequence.")
     packing: Literal["concatenate", "first_fit"] = Field(

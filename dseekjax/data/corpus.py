@@ -34,7 +34,6 @@ from dseekjax.errors import UserError
 
 # So much is read through in a second or so; more is left to `verify_corpus`.
 VERIFIED_AT_OPEN = 1 << 30
-DECODED_TOKENS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -140,6 +139,12 @@ class Portion:
         return self.stop - self.start
 
     @property
+    def num_documents(self) -> int:
+        """Documents that it has a token of."""
+        first = np.searchsorted(self.corpus.document_ends, self.start, side="right")
+        return int(np.searchsorted(self.corpus.document_ends, self.stop) - first) + 1
+
+    @property
     def num_counted(self) -> int:
         """Tokens that the loss counts."""
         mask = self.corpus.mask
@@ -149,51 +154,3 @@ class Portion:
     def identity(self) -> str:
         """A hash of its tokens, where its documents start and which count."""
         return f"{self.corpus.manifest.identity}:{self.start}-{self.stop}"
-
-
-def hold_out(corpus: Corpus, fraction: float, label: str = "a source") -> tuple[Portion, Portion | None]:
-    """Splits off the last `fraction` of the documents; a single one is cut, at the end of a line if one is near.
-
-    Raises:
-        UserError: it is a single one of which a part only counts.
-    """
-    total = corpus.manifest.num_tokens
-    all_bytes = corpus.manifest.num_bytes if corpus.mask is None else int(corpus.counted_bytes.sum())
-    if fraction == 0.0:
-        return Portion(corpus, 0, total, all_bytes, label), None
-    held_out = f"the held-out part of {label}"
-    count = kept_documents(corpus.manifest.num_documents, fraction)
-    if count:
-        cut, num_bytes = int(corpus.document_ends[count - 1]), int(corpus.counted_bytes[:count].sum())
-    elif corpus.mask is not None:
-        raise UserError(f"{label} is a single example, and none can be held out; give more, or hold out none")
-    else:
-        cut = _line_start(corpus, max(1, int(total * (1 - fraction))))
-        num_bytes = all_bytes - _text_bytes(corpus, cut, total)
-    rest = Portion(corpus, cut, total, all_bytes - num_bytes, held_out) if cut < total else None
-    return Portion(corpus, 0, cut, num_bytes, label), rest
-
-
-def kept_documents(num_documents: int, fraction: float) -> int:
-    """How many documents are left to train on; 0 if the only one has to be cut."""
-    return 0 if num_documents == 1 else max(1, min(num_documents - 1, round(num_documents * (1 - fraction))))
-
-
-def _text_bytes(corpus: Corpus, start: int, stop: int) -> int:
-    """Bytes of the text that some tokens are of, decoded a little at a time."""
-    num_bytes = 0
-    while start < stop:
-        end = start + DECODED_TOKENS
-        end = min(stop, _line_start(corpus, end)) if end < stop else stop
-        num_bytes += len(corpus.tokenizer.decode(corpus.tokens.read(start, end - start).tolist()).encode())
-        start = end
-    return num_bytes
-
-
-def _line_start(corpus: Corpus, near: int) -> int:
-    """Where a line begins at or soon after a token, or just that token."""
-    window = corpus.tokens.read(near, min(4096, corpus.manifest.num_tokens - near)).tolist()
-    for place, token in enumerate(window):
-        if corpus.tokenizer.decode([token]).endswith("\n"):
-            return near + place + 1
-    return near

@@ -30,6 +30,7 @@ class TrainingFeed:
         rows: Int[np.ndarray, "rows"],
         num_batches: int,
         prefetch: int,
+        held_out: Sequence[str] = (),
     ) -> None:
         """
         Args:
@@ -40,6 +41,7 @@ class TrainingFeed:
             rows: those of this process.
             num_batches: how many are wanted in all.
             prefetch: batches read ahead.
+            held_out: identities of what is not fed, but evaluated on.
         """
         self._sources = sources
         self._weights = list(weights)
@@ -48,6 +50,7 @@ class TrainingFeed:
         self._rows = rows
         self._num_batches = num_batches
         self._prefetch = prefetch
+        self._held_out = list(held_out)
         self._go_on_from([(0, self._weights)])
 
     @property
@@ -61,6 +64,7 @@ class TrainingFeed:
         return {
             "batch": batch,
             "identity": self.identity,
+            "held_out": self._held_out,
             "mixture": [[start, weights] for start, weights in self._history],
             "positions": [source.position(number) for source, number in zip(self._sources, taken, strict=True)],
         }

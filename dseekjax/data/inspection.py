@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dseekjax.data.corpus import Corpus, hold_out
+from dseekjax.data.corpus import Corpus
+from dseekjax.data.held_out import hold_out
 from dseekjax.data.manifest import Manifest
 from dseekjax.data.packing import first_fit, pieces
 from dseekjax.errors import UserError

@@ -7,7 +7,8 @@ from pathlib import Path
 import tokenizers
 
 from dseekjax.data.config import END_OF_DOCUMENT, ChatConfig, CompletionConfig, DataConfig, SourceConfig
-from dseekjax.data.corpus import Corpus, Portion, hold_out, open_corpus
+from dseekjax.data.corpus import Corpus, Portion, open_corpus
+from dseekjax.data.held_out import describe, hold_out
 from dseekjax.data.preparation.learning import sample
 from dseekjax.data.preparation.pipeline import Recipe, Watch, prepare_corpus
 from dseekjax.data.reading.chat import load_template
@@ -38,7 +39,9 @@ class Data:
     training: tuple[Portion | Stream, ...]
     """One per source, in the config's order."""
     evaluation: tuple[Portion, ...]
-    """One per source that has held-out documents, or per evaluation source."""
+    """One per source of a weight that has something held out, or per evaluation source."""
+    held_out: tuple[str, ...]
+    """Identities of all that is held out, also of sources of no weight, or of the evaluation sources."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def open_data(
             return open_corpus(_cached(config.cache_dir, recipe, workers, tell, watch))
 
     training: list[Portion | Stream] = []
-    held_out: list[Portion] = []
+    held_out: list[tuple[Portion, float]] = []
     for source, (label, opened) in zip(config.sources, found.items(), strict=True):
         if source.streaming and isinstance(opened, _Files):
             training.append(Stream(opened.inputs, opened.format, tokenizer, end_token, tell))
@@ -109,10 +112,19 @@ def open_data(
         fraction = 0.0 if evaluation else config.held_out_fraction
         kept, rest = hold_out(corpus(label, opened), fraction, label)
         training.append(kept)
-        held_out += [rest] if rest else []
+        if rest is not None:
+            held_out.append((rest, source.weight))
+            for sentence in describe(label, kept, rest) if source.weight else ():
+                tell(sentence)
     if evaluation:
-        held_out = [hold_out(corpus(label, opened), 0.0, label)[0] for label, opened in evaluation.items()]
-    return Data(tokenizer, end_of_document, tuple(training), tuple(held_out))
+        held_out = [(hold_out(corpus(label, opened), 0.0, label)[0], 1.0) for label, opened in evaluation.items()]
+    return Data(
+        tokenizer,
+        end_of_document,
+        tuple(training),
+        evaluation=tuple(portion for portion, weight in held_out if weight),
+        held_out=tuple(portion.identity for portion, _ in held_out),
+    )
 
 
 def open_whole(

@@ -3,11 +3,15 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from dseekjax.errors import UserError
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+"""What tokenizers of Hugging Face have beside their tokenizer.json."""
 
 
 def learned_size(spec: str) -> int | None:
@@ -96,3 +100,9 @@ def fingerprint(tokenizer: tokenizers.Tokenizer) -> str:
 def vocabulary_size(tokenizer: tokenizers.Tokenizer) -> int:
     """Rows that an embedding needs: not the number of tokens, for ids may leave gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def special_token(setting: Any) -> str:
+    """A token of tokenizer_config.json: written as a string, or as an object that tells more of it; "" if neither."""
+    content = setting.get("content") if isinstance(setting, dict) else setting
+    return content if isinstance(content, str) else ""

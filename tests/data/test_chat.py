@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from dseekjax.data.encoding import encode
+from dseekjax.data.encoding import encode_examples
 from dseekjax.data.reading.chat import NotAConversationError, Template, load_template
 from dseekjax.data.reading.parts import cut_segments
 from dseekjax.data.tokenizers import bytes_tokenizer
@@ -53,10 +53,8 @@ def template(source, bos_token="", eos_token=END):
 
 def tokens_and_counts(tokenizer, segments):
     """The tokens of a conversation as words, and for each 1 or 0: whether it counts."""
-    parts = list(cut_segments(segments))
-    ids, lengths = encode(tokenizer, tokenizer.token_to_id(END), parts)
-    counts = [part.counts for part, length in zip(parts, lengths, strict=True) for _ in range(length)]
-    return [tokenizer.decode([i], skip_special_tokens=False) for i in ids], counts
+    ids, _, counts = encode_examples(tokenizer, tokenizer.token_to_id(END), list(cut_segments(segments)))
+    return [tokenizer.decode([i], skip_special_tokens=False) for i in ids], counts.tolist()
 
 
 def by_hand(*stretches):
@@ -159,7 +157,12 @@ def test_templates_have_what_transformers_gives_them_and_no_more():
         ("{% generation %}x{% endgeneration %}", r"is no Jinja template \(Encountered unknown tag 'generation'"),
         ("{{ nothing.at_all }}", r"assistant has what the chat template refuses \('nothing' is undefined\)"),
         ("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}", "has, by this chat template"),
-        ("{% for m in messages %}{% if loop.last %}{{ m.content }}{% endif %}{% endfor %}", "another text before"),
+        ("{% for m in messages %}{% if loop.last %}{{ m.content }}{% endif %}{% endfor %}", "leaves out what the user"),
+        (
+            "{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}",
+            "assistant has, by this chat template, another text before message 1 with it than without; give",
+        ),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "nothing that ends message 1, which is the assist"),
         ("{% for m in messages %}{{ m.contents }}{% endfor %}", "mine.jinja leaves out what the user says: tried with"),
         ("", "leaves out what the user says"),
         ("{% for m in messages %}{{ m.role }}:{% endfor %}", "leaves out what the user says"),
@@ -194,6 +197,12 @@ def test_markup_has_to_be_tokens(tokenizer):
     load_template("plain", END).refuse_unknown_tokens(bytes_tokenizer(END))
     with pytest.raises(UserError, match=r"writes '<\|im_start\|>', which is no token of the tokenizer"):
         load_template("chatml", END).refuse_unknown_tokens(bytes_tokenizer(END))
+    source = "{% for m in messages %}<|{{m.role}}|>{{ m.content }}{% endfor %}"
+    with pytest.raises(UserError, match=r"writes '<\|user\|>', which is no token"):
+        template(source).refuse_unknown_tokens(tokenizer)
+    with_roles = bytes_tokenizer(END)
+    with_roles.add_special_tokens(["<|user|>", "<|assistant|>"])
+    template(source).refuse_unknown_tokens(with_roles)
     with pytest.raises(UserError, match="writes '<s>', which is no token"):
         template("", "<s>").refuse_unknown_tokens(tokenizer)
 

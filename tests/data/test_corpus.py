@@ -5,11 +5,18 @@ import os
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dseekjax.data.corpus import hold_out, open_corpus, verify_corpus
+from dseekjax.data.config import DataConfig
+from dseekjax.data.corpus import open_corpus, verify_corpus
+from dseekjax.data.held_out import hold_out
 from dseekjax.data.preparation import shards
+from dseekjax.data.preparation.learning import sample
+from dseekjax.data.reading.inputs import Format, find_inputs
+from dseekjax.data.sources import open_data
 from dseekjax.errors import UserError
-from tests.data.corpora import TEXTS, prepare
+from tests.data.corpora import prepare
 
 
 def damaged(corpus, change, message):
@@ -54,16 +61,65 @@ def test_large_corpora_are_opened_by_size_alone(lines, tmp_path, monkeypatch):
         open_corpus(tmp_path / "corpus")
 
 
-@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
-def test_the_last_documents_are_held_out(fraction, lines, tmp_path):
-    prepare(tmp_path / "corpus", lines)
-    corpus = open_corpus(tmp_path / "corpus")
+sizes = st.lists(st.integers(1, 9) | st.integers(50, 900), min_size=1, max_size=30)
+
+
+@given(sizes, st.sampled_from([0.01, 0.1, 0.5, 0.99]), st.booleans())
+def test_about_that_fraction_of_the_text_is_held_out(tmp_path_factory, sizes, fraction, with_lines):
+    folder = tmp_path_factory.mktemp("texts")
+    letters = "abcdefgh\n" if with_lines else "abcdefghi"
+    texts = [("".join(letters[i % 9] for i in range(size)).strip() + "x\n") for size in sizes]
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    prepare(folder / "corpus", folder / "a.jsonl")
+    corpus = open_corpus(folder / "corpus")
     kept, rest = hold_out(corpus, fraction)
-    count = int((np.asarray(corpus.document_ends) <= kept.stop).sum())
-    assert count == max(1, round(len(TEXTS) * (1 - fraction)))
     assert (kept.start, kept.stop, rest.stop) == (0, rest.start, corpus.manifest.num_tokens)
-    assert kept.num_bytes == sum(len(text.encode()) for text in TEXTS[:count])
-    assert rest.num_bytes == sum(len(text.encode()) for text in TEXTS[count:])
+    assert kept.num_tokens >= 1
+    assert rest.num_tokens >= 2
+
+    def size_of(portion):
+        ids = corpus.tokens.read(portion.start, portion.num_tokens)
+        return int((ids != corpus.manifest.end_token).sum())
+
+    # A byte is a token here, and the ends of documents are no bytes.
+    assert (kept.num_bytes, rest.num_bytes) == (size_of(kept), size_of(rest))
+    total, wanted = sum(map(len, texts)), fraction * sum(map(len, texts))
+    # Within a document, as much as half of what is held out of it may be kept to end at a line, and bytes are whole.
+    assert wanted / 2 - 2 <= rest.num_bytes <= 2 * wanted + 2
+    ends = np.cumsum([len(text) + 1 for text in texts])
+    near = [total - (end - number) for number, end in enumerate(ends[:-1], start=1)]
+    if any(wanted / 2 <= left <= 2 * wanted for left in near):
+        assert kept.stop in ends
+    assert kept.num_documents + rest.num_documents == len(texts) + (kept.stop not in ends)
+    # What a vocabulary is learned from is what is trained on.
+    learned = "".join(sample(find_inputs([str(folder / "a.jsonl")]), Format(), fraction))
+    assert "".join(texts).startswith(learned)
+    assert abs(len(learned) - kept.num_bytes) <= (0 if kept.stop in ends else max(map(len, texts)) / 2 + 2)
+
+
+def test_a_small_file_beside_a_large_one_is_not_all_that_is_trained_on(tmp_path):
+    (tmp_path / "a.txt").write_text("a line\n" * 86)
+    (tmp_path / "b.txt").write_text("another line\n" * 30_000)
+    config = DataConfig(sources=({"path": str(tmp_path / "*.txt")},), cache_dir=str(tmp_path / "cache"))
+    told = []
+    data = open_data(config, model_vocabulary_size=257, tell=told.append)
+    (kept,), (rest,) = data.training, data.evaluation
+    assert rest.num_bytes / (kept.num_bytes + rest.num_bytes) == pytest.approx(0.1, abs=0.001)
+    assert told[1:] == [
+        "data.sources.0: 2 documents, 0.352 MB, are trained on; 1 document, 0.039 MB, 10.0%, is held out."
+    ]
+
+
+def test_a_run_that_trains_on_less_than_half_says_so(tmp_path):
+    pairs = [{"prompt": "a" * 90, "completion": "b"}, {"prompt": "c" * 900, "completion": "d"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    source = {"path": str(tmp_path / "a.jsonl"), "format": {"kind": "completion"}}
+    told = []
+    open_data(
+        DataConfig(sources=(source,), cache_dir=str(tmp_path / "cache")), model_vocabulary_size=257, tell=told.append
+    )
+    assert told[1].startswith("data.sources.0: 1 document, 91 bytes, is trained on; 1 document, 901 bytes, 90.8%, is h")
+    assert told[2].startswith("Note: less than half of data.sources.0 is trained on; ")
 
 
 @pytest.mark.parametrize("size", [9_990, 9_999, 10_000, 10_010])

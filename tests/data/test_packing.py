@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dseekjax.data import packing
-from dseekjax.data.corpus import Portion, hold_out, open_corpus
+from dseekjax.data.corpus import Portion, open_corpus
+from dseekjax.data.held_out import hold_out
 from dseekjax.data.packing import first_fit, index_path, open_index, pieces
 from dseekjax.data.records import Packed
 from dseekjax.errors import UserError
@@ -91,9 +92,9 @@ def test_an_index_is_built_once_by_blocks_and_guarded(tmp_path, monkeypatch):
         index = open_index(part, 16, told.append)
         fields = Packed.of(part, index, 16)
         read = fields.read(np.arange(len(fields)))
-        assert read["loss_weights"].sum() == part.num_tokens - (24 if part is kept else 6)
+        assert read["loss_weights"].sum() == part.num_tokens - (27 if part is kept else 3)
     assert len(told) == 2
-    assert "Packing 324 tokens into records of 16" in told[0]
+    assert "Packing 405 tokens into records of 16" in told[0]
     again = open_index(kept, 16, told.append)
     assert len(told) == 2
     assert (again.piece_starts == open_index(kept, 16).piece_starts).all()

@@ -160,6 +160,61 @@ def test_damaged_files_are_one_sentence(name, content, message, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+json_values = st.recursive(
+    st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, min_size=1, max_size=3) | st.dictionaries(st.text(max_size=3), inner, min_size=1),
+)
+documents_as_json = st.lists(st.fixed_dictionaries({"text": st.text(min_size=1), "more": json_values}), min_size=2)
+
+
+@given(
+    documents_as_json, st.sampled_from([None, "rows"]), st.sampled_from([0, 2, "lines"]), st.sampled_from(["", "\n\n"])
+)
+def test_one_value_over_several_lines_is_refused_as_a_whole(tmp_path_factory, rows, wrapped, indent, before):
+    value = rows if wrapped is None else {wrapped: rows}
+    content = json.dumps(value, indent=None if indent == "lines" else indent)
+    if indent == "lines":
+        # Each row to a line of its own, as many write arrays: all but the last end with a comma.
+        content = content.replace('}, {"text": ', '},\n{"text": ').replace('[{"text": ', '[\n{"text": ', 1)
+    path = tmp_path_factory.mktemp("json") / "a.json"
+    path.write_text(before + content + "\n")
+    with pytest.raises(UserError, match=r"a\.json holds one JSON value over several lines, .* convert it"):
+        documents(path)
+
+
+def test_parquet_with_columns_of_one_name_is_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"]), pyarrow.array(["c"])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, ["text", "text", "other"]), path)
+    with pytest.raises(UserError, match=r"a\.parquet has 2 columns 'text'; rename all but one"):
+        documents(path)
+    assert documents(path, Format(text_field="other"))[0] == ["c"]
+
+
+def test_a_home_is_no_pattern(tmp_path, monkeypatch):
+    home = tmp_path / "ho[m]e*"
+    home.mkdir()
+    (home / "a.txt").write_text("x")
+    monkeypatch.setenv("HOME", str(home))
+    assert [file.path for file in find_inputs(["~/*.txt"])] == [str(home / "a.txt")]
+
+
+@given(st.binary(min_size=1, max_size=300), st.data())
+def test_other_content_is_another_file_whatever_its_size_and_time(tmp_path_factory, content, data):
+    path = tmp_path_factory.mktemp("files") / "a.txt"
+    path.write_bytes(content)
+    os.utime(path, ns=(1, 1))
+    (before,) = find_inputs([str(path)])
+    place, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
+    changed = bytearray(content)
+    changed[place] ^= 1 << bit
+    path.write_bytes(changed)
+    os.utime(path, ns=(1, 1))
+    (after,) = find_inputs([str(path)])
+    assert (before.size, before.modified) == (after.size, after.modified)
+    assert before != after
+
+
 def test_parquet_that_does_not_fit_is_named(tmp_path):
     table(tmp_path / "a.parquet", ["a", None], row_group_size=1)
     found, (passed,) = documents(tmp_path / "a.parquet")

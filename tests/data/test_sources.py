@@ -1,6 +1,7 @@
 """From the data config to what batches are made of, and what is wrong with files that are no data."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_trained_tokens_decode_back_and_are_fewer():
 
 @pytest.mark.parametrize("decoded_at_a_time", [50, 1 << 16])
 def test_a_single_document_is_cut_at_a_line(text, decoded_at_a_time, tmp_path, monkeypatch):
-    monkeypatch.setattr("dseekjax.data.corpus.DECODED_TOKENS", decoded_at_a_time)
+    monkeypatch.setattr("dseekjax.data.held_out.DECODED_TOKENS", decoded_at_a_time)
     data = opened(config(text, tmp_path))
     portions = [*data.training, *data.evaluation]
     ids = [portion.corpus.tokens.read(portion.start, portion.num_tokens).tolist() for portion in portions]
@@ -72,6 +73,29 @@ def test_a_single_document_is_cut_at_a_line(text, decoded_at_a_time, tmp_path, m
     assert again.training[0].identity == data.training[0].identity
     assert again.training[0].corpus.path == data.training[0].corpus.path
     assert again.training[0].corpus.path.parent == tmp_path / "cache" / "corpora"
+
+
+def test_a_source_of_no_weight_changes_no_loss(text, tmp_path):
+    (tmp_path / "b.txt").write_text("something else\n" * 99)
+    a, b = {"path": str(text)}, {"path": str(tmp_path / "b.txt")}
+    alone, beside, both = (
+        opened(several(sources, tmp_path)) for sources in ([a], [a, {**b, "weight": 0}], [a, {**b, "weight": 2}])
+    )
+    assert [len(data.evaluation) for data in (alone, beside, both)] == [1, 1, 2]
+    assert beside.evaluation[0].identity == alone.evaluation[0].identity == both.evaluation[0].identity
+    # With a weight again it is the same part that was kept from training all along.
+    assert beside.held_out == both.held_out
+    assert len(both.held_out) == 2
+
+
+def test_other_content_of_the_same_size_and_time_is_tokenised_anew(text, tmp_path):
+    status = text.stat()
+    before = opened(config(text, tmp_path))
+    text.write_text(LINES.replace("umlaut", "UMLAUT"))
+    os.utime(text, ns=(status.st_atime_ns, status.st_mtime_ns))
+    after = opened(config(text, tmp_path))
+    found = ["".join(documents_of(data.training[0].corpus)) for data in (before, after)]
+    assert found == [LINES, LINES.replace("umlaut", "UMLAUT")]
 
 
 def test_a_line_too_long_to_end_nearby_is_cut_anywhere(tmp_path):

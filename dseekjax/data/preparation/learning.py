@@ -1,8 +1,11 @@
 """The text that a tokenizer is learned from."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 
-from dseekjax.data.corpus import kept_documents
+import numpy as np
+
+from dseekjax.data.held_out import place_to_cut
 from dseekjax.data.reading.documents import Passed, read_documents, whole
 from dseekjax.data.reading.inputs import Format, Input
 from dseekjax.data.reading.parts import Part
@@ -22,21 +25,29 @@ def sample(inputs: Sequence[Input], format: Format, held_out_fraction: float) ->
     Raises:
         UserError: an input is damaged.
     """
-    num_documents = num_characters = 0
+    sizes, size, num_characters = array("Q"), 0, 0
     for part in _parts(inputs, format):
-        num_documents += part.ends
+        size += len(part.text.encode())
         num_characters += len(part.text)
-    kept = kept_documents(num_documents, held_out_fraction) if held_out_fraction else num_documents
-    left = num_characters if kept else int(num_characters * (1 - held_out_fraction))
+        if part.ends:
+            sizes.append(size)
+            size = 0
+    if not sizes:
+        return
+    # Eight bytes for each document, so that what is held out here is just what is held out of the corpus.
+    document_bytes = np.frombuffer(sizes, np.uint64).astype(np.int64)
+    kept, share = len(sizes), 0.0
+    if held_out_fraction:
+        kept, share = place_to_cut(document_bytes, held_out_fraction, may_cut=format.example is None)
+    left = int(document_bytes[:kept].sum() + (share * document_bytes[kept] if share else 0))
     step = -(-num_characters // LEARNED_CHARACTERS)
-    document = 0
     for number, part in enumerate(_parts(inputs, format)):
-        if left <= 0 or (kept and document >= kept):
+        content = part.text.encode()
+        if left <= 0:
             return
         if number % step == 0:
-            yield part.text[:left]
-        left -= len(part.text)
-        document += part.ends
+            yield content[:left].decode(errors="ignore")
+        left -= len(content)
 
 
 def _parts(inputs: Sequence[Input], format: Format) -> Iterator[Part]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -38,7 +37,7 @@ from dseekjax.data.preparation.shards import (
 )
 from dseekjax.data.preparation.units import UNIT_BYTES, plan_units
 from dseekjax.data.preparation.worker import Encoder, UnitFiles
-from dseekjax.data.reading.inputs import Format, Input
+from dseekjax.data.reading.inputs import Format, Input, look_at
 from dseekjax.data.reading.rows import ChatRow
 from dseekjax.data.tokenizers import end_of_document_id, fingerprint, vocabulary_size
 from dseekjax.errors import UserError
@@ -197,8 +196,7 @@ def _refuse_left_out(recipe: Recipe, left_out: LeftOut, folder: Path) -> None:
 
 def _refuse_changed(inputs: Sequence[Input], folder: Path) -> None:
     for file in inputs:
-        status = os.stat(file.path)
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.modified):
+        if look_at(Path(file.path)) != file:
             raise UserError(f"{file.path} changed while it was read; remove {folder} and prepare it again")
 
 

@@ -1,18 +1,21 @@
 """One unit of work: its documents read, tokenised and written down."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import tokenizers
+from jaxtyping import Bool, Int
 from pydantic import BaseModel
 
-from dseekjax.data.encoding import batched, encode
+from dseekjax.data.encoding import batched, encode, encode_examples
 from dseekjax.data.preparation.units import Unit
 from dseekjax.data.reading.documents import Passed, read_documents
 from dseekjax.data.reading.inputs import Format
+from dseekjax.data.reading.parts import Part
 from dseekjax.files import write_whole
 
 
@@ -81,22 +84,21 @@ class Encoder:
         num_tokens, documents, num_masked, open_tokens, open_bytes, open_counted = 0, 0, 0, 0, 0, 0
         with open(files.tokens, "wb") as tokens, open(files.documents, "wb") as ends, open(files.mask, "wb") as mask:
             for some in batched(chain.from_iterable(read)):
-                ids, lengths = encode(self.tokenizer, self.end_token, some)
+                ids, lengths, counts = self._encoded(some)
                 tokens.write(np.asarray(ids, self.dtype).tobytes())
-                closed, masked = [], []
+                masked = num_tokens + _stretches(~counts)
+                num_tokens += len(ids)
+                closed = []
                 for part, length in zip(some, lengths, strict=True):
-                    num_bytes = len(part.text.encode())
                     open_tokens += length
+                    num_bytes = len(part.text.encode())
                     open_bytes += num_bytes
-                    open_counted += num_bytes * part.counts
-                    if length and not part.counts:
-                        masked.append((num_tokens, num_tokens + length))
-                    num_tokens += length
+                    open_counted += num_bytes - sum(len(part.text[a:b].encode()) for a, b in part.uncounted)
                     if part.ends:
                         closed.append((open_tokens, open_bytes, open_counted))
                         open_tokens = open_bytes = open_counted = 0
                 ends.write(np.asarray(closed, np.int64).tobytes())
-                mask.write(np.asarray(masked, np.int64).tobytes())
+                mask.write(masked.astype(np.int64).tobytes())
                 documents += len(closed)
                 num_masked += len(masked)
             # Before the report that vouches for them.
@@ -112,3 +114,15 @@ class Encoder:
         )
         write_whole(files.report, report.model_dump_json())
         return report
+
+    def _encoded(self, parts: Sequence[Part]) -> tuple[list[int], list[int], Bool[np.ndarray, "tokens"]]:
+        """Ids, how many are of each part, and whether each counts."""
+        if self.format.example is not None:
+            return encode_examples(self.tokenizer, self.end_token, parts)
+        ids, lengths = encode(self.tokenizer, self.end_token, parts)
+        return ids, lengths, np.ones(len(ids), bool)
+
+
+def _stretches(holds: Bool[np.ndarray, "tokens"]) -> Int[np.ndarray, "stretches 2"]:
+    """Where it holds: the first of each stretch, and the one after its last."""
+    return np.flatnonzero(np.diff(holds, prepend=False, append=False)).reshape(-1, 2)

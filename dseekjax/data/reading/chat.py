@@ -20,13 +20,13 @@ import tokenizers
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dseekjax.data.reading.parts import Segment
+from dseekjax.data.tokenizers import TOKENIZER_CONFIG, special_token
 from dseekjax.errors import UserError
 
 BUILT_IN = ("chatml", "plain")
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TOKENIZER_CONFIG = "tokenizer_config.json"
 # How markup is written that is one token, by OpenAI, Meta, Qwen and DeepSeek among others.
-MARKUP = re.compile(r"<[|｜][^<>\s]+[|｜]>")
+MARKUP = re.compile(r"<[|｜][^<>\s{}]+[|｜]>")
 ENDS_WITH_MARKUP = re.compile(rf"{MARKUP.pattern}\Z")
 PROBE = [
     {"role": role, "content": content}
@@ -51,11 +51,12 @@ class Template:
     """The token that is put after each conversation."""
 
     def segments(self, messages: Any) -> tuple[Segment, ...]:
-        """The text of a conversation; what counts is what each message of the assistant adds to it.
+        """The text of a conversation; what counts is what each message of the assistant adds to it, and what ends it.
 
         That is found by writing the conversation up to that message, with the prompt to answer, and up to and with it:
-        each has to be the beginning of the next. White space after the token that ends a turn does not count, and is
-        left out at the end of the conversation; so is an end of the document there, which is put after any document.
+        each has to be the beginning of the next. Where the answer ends without a token that ends a turn, the message
+        after it begins with what does. White space after the token that ends a turn does not count, and is left out at
+        the end of the conversation; so is an end of the document there, which is put after any document.
 
         Args:
             messages: `[{"role": …, "content": …}, …]`; other keys are the template's affair.
@@ -67,35 +68,65 @@ class Template:
         found, done = [], ""
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                asked = self._render(messages[:number], True)
-                answered = self._render(messages[: number + 1], False)
-                if not (asked.startswith(done) and answered.startswith(asked)):
-                    raise NotAConversationError(_not_a_beginning(number))
+                asked = self._continued(done, messages, number, add_generation_prompt=True)
+                answered = self._continued(asked, messages, number + 1)
                 answer = self._without_space_after_turn(answered[len(asked) :])
+                if number + 1 < len(messages) and not self._ends_turn(answer):
+                    answer += self._end_of_turn(answered, messages, number + 1)
                 found += [Segment(asked[len(done) :], counts=False), Segment(answer)]
                 done = asked + answer
         if messages[-1]["role"] != "assistant":
-            whole = self._render(messages, False)
-            if not whole.startswith(done):
-                raise NotAConversationError(_not_a_beginning(len(messages) - 1))
+            whole = self._continued(done, messages, len(messages))
             found.append(Segment(self._without_space_after_turn(whole[len(done) :]), counts=False))
         found[-1] = found[-1]._replace(text=found[-1].text.removesuffix(self.end_of_document))
         return (*(segment for segment in found[:-1] if segment.text), found[-1])
 
     def refuse_unknown_tokens(self, tokenizer: tokenizers.Tokenizer) -> None:
         """Raises UserError if markup, as `<|im_start|>`, would be cut into tokens of its letters."""
-        written = [*MARKUP.findall(self.source), *(token for token in (self.bos_token, self.eos_token) if token)]
-        for word in written:
+        # Of a role that is put between bars the source tells nothing.
+        written = MARKUP.findall(self.source) + MARKUP.findall(self._render(PROBE, True))
+        for word in [*written, *(token for token in (self.bos_token, self.eos_token) if token)]:
             if tokenizer.token_to_id(word) is None:
                 raise UserError(
                     f"the chat template writes {word!r}, which is no token of the tokenizer; give the template that "
                     "belongs to the tokenizer, or plain, which needs none"
                 )
 
-    def _without_space_after_turn(self, text: str) -> str:
+    def _continued(
+        self, before: str, messages: Sequence[Message], count: int, *, add_generation_prompt: bool = False
+    ) -> str:
+        """The text of the first `count` messages, which begins with `before`."""
+        text = self._render(messages[:count], add_generation_prompt)
+        if not text.startswith(before):
+            number = count if add_generation_prompt else count - 1
+            raise NotAConversationError(
+                f"has, by this chat template, another text before message {number} with it than without"
+            )
+        return text
+
+    def _end_of_turn(self, answered: str, messages: Sequence[Message], number: int) -> str:
+        """What a message writes first, to end the answer before it: a token, or all before its own content."""
+        written = self._continued(answered, messages, number + 1)[len(answered) :]
+        marker = written.lstrip()
+        space, content = written.removesuffix(marker), messages[number]["content"].strip()
+        for token in (self.eos_token, self.end_of_document):
+            if marker.startswith(token):
+                return space + token
+        if markup := MARKUP.match(marker):
+            return space + markup[0]
+        before = (written.rpartition(content)[0] if content else written).rstrip()
+        if not before:
+            raise NotAConversationError(
+                f"has, by this chat template, nothing that ends message {number - 1}, which is the assistant's,"
+            )
+        return before
+
+    def _ends_turn(self, text: str) -> bool:
         stripped = text.rstrip()
-        ends_with_token = stripped.endswith((self.eos_token, self.end_of_document)) or ENDS_WITH_MARKUP.search(stripped)
-        return stripped if ends_with_token else text
+        return stripped.endswith((self.eos_token, self.end_of_document)) or bool(ENDS_WITH_MARKUP.search(stripped))
+
+    def _without_space_after_turn(self, text: str) -> str:
+        return text.rstrip() if self._ends_turn(text) else text
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         try:
@@ -132,28 +163,27 @@ def load_template(spec: str, end_of_document: str) -> Template:
         path = Path(spec).expanduser()
         settings = _tokenizer_config(path if path.suffix == ".json" else path.with_name(TOKENIZER_CONFIG))
         source = _named_template(path, settings) if path.suffix == ".json" else _read(path)
-        bos_token, eos_token = (_token(settings.get(name)) for name in ("bos_token", "eos_token"))
+        bos_token, eos_token = (special_token(settings.get(name)) for name in ("bos_token", "eos_token"))
         template = Template(source, bos_token, eos_token or end_of_document, end_of_document)
     try:
         _compiled(template.source)
     except jinja2.TemplateError as error:
         raise UserError(f"{spec} is no Jinja template ({_one_line(error)}); mend it or give another") from error
     try:
-        segments = template.segments(PROBE)
+        _refuse_left_out(spec, template._render(PROBE, False))
+        template.segments(PROBE)
     except NotAConversationError as error:
         raise UserError(
             f"with {spec} it cannot be told which tokens are the assistant's: a conversation of user, assistant, user "
             f"and assistant {error}; give another template"
         ) from error
-    _refuse_left_out(spec, segments)
     return template
 
 
-def _refuse_left_out(spec: str, segments: Sequence[Segment]) -> None:
+def _refuse_left_out(spec: str, text: str) -> None:
     """Jinja writes nothing where a name is misspelt, and a model would learn to answer nothing."""
     for message in PROBE:
-        is_answer = message["role"] == "assistant"
-        if message["content"] not in "".join(segment.text for segment in segments if segment.counts == is_answer):
+        if message["content"] not in text:
             raise UserError(
                 f"{spec} leaves out what the {message['role']} says: tried with {message['content']!r}, it writes "
                 "nothing of that in its place; mend it (the text is message.content) or give another template"
@@ -180,10 +210,6 @@ def _check(messages: Any) -> None:
         raise NotAConversationError("has no message of the assistant")
 
 
-def _not_a_beginning(number: int) -> str:
-    return f"has, by this chat template, another text before message {number} with it than without"
-
-
 def _tokenizer_config(path: Path) -> dict[str, Any]:
     if not path.is_file() and path.name == TOKENIZER_CONFIG:
         return {}
@@ -202,12 +228,6 @@ def _named_template(path: Path, settings: dict[str, Any]) -> str:
     if not isinstance(source, str):
         raise UserError(f"{path} has no chat_template; give a file that has one, or one of {', '.join(BUILT_IN)}")
     return source
-
-
-def _token(setting: Any) -> str:
-    """Written as a string, or as an object that tells more of it."""
-    content = setting.get("content") if isinstance(setting, dict) else setting
-    return content if isinstance(content, str) else ""
 
 
 def _read(path: Path) -> str:

@@ -1,6 +1,5 @@
 """Which files are meant, and what is in them."""
 
-import errno
 import glob
 import hashlib
 import importlib.resources
@@ -69,6 +68,8 @@ class Input:
     """Bytes, as they lie on disk."""
     modified: int
     """Nanoseconds since 1970."""
+    sample: str
+    """A hash of its content: of all of it where it is small, else of its beginning, middle and end."""
 
 
 def find_inputs(patterns: Iterable[str]) -> tuple[Input, ...]:
@@ -80,23 +81,47 @@ def find_inputs(patterns: Iterable[str]) -> tuple[Input, ...]:
     found: dict[str, Input] = {}
     for pattern in patterns:
         for path in _paths(pattern):
-            found.setdefault(os.path.realpath(path), _input(path))
+            found.setdefault(os.path.realpath(path), look_at(path))
     return tuple(found.values())
 
 
 def fingerprint_of(inputs: Sequence[Input]) -> str:
-    """A hash of names, sizes and some of the content of files, which stays when all are moved elsewhere.
+    """A hash of names, sizes and samples of files, which stays when all are moved elsewhere."""
+    parts = [[Path(file.path).name, file.size, file.sample] for file in inputs]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def look_at(path: Path) -> Input:
+    """A file as it is now.
 
     Raises:
-        OSError: a file cannot be read.
+        UserError: it cannot be read, or not as a file of documents.
     """
+    suffixes = path.suffixes
+    compression = COMPRESSIONS.get(suffixes[-1].lower()) if suffixes else None
+    inner = suffixes[:-1] if compression else suffixes
+    kind = TABLES.get(inner[-1].lower(), "text") if inner else "text"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path} is neither a file nor a pattern of files; give one")
+        sample = _sample(path, status.st_size)
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}); give the path of a file, relative to the working folder"
+        ) from error
+    if kind == "parquet" and compression:
+        raise UserError(f"{path} is compressed as a whole; Parquet compresses by column, so give it unpacked")
+    size, modified = status.st_size, status.st_mtime_ns
+    return Input(str(path.absolute()), kind, compression, size, modified, sample)  # type: ignore[arg-type]
+
+
+def _sample(path: Path, size: int) -> str:
     digest = hashlib.sha256()
-    for file in inputs:
-        digest.update(json.dumps([Path(file.path).name, file.size]).encode())
-        with open(file.path, "rb") as stream:
-            for place in (0, file.size // 2, max(0, file.size - SAMPLED_BYTES)):
-                stream.seek(place)
-                digest.update(stream.read(SAMPLED_BYTES))
+    with open(path, "rb") as stream:
+        for place in sorted({0, max(0, (size - SAMPLED_BYTES) // 2), max(0, size - SAMPLED_BYTES)}):
+            stream.seek(place)
+            digest.update(stream.read(SAMPLED_BYTES))
     return digest.hexdigest()
 
 
@@ -113,28 +138,11 @@ def _paths(pattern: str) -> list[Path]:
         raise UserError(f"{pattern} is a folder; name its files, as in '{pattern.rstrip('/')}/**/*.txt'")
     if path.exists() or not glob.has_magic(pattern):
         return [path]
-    matches = (Path(match) for match in glob.glob(str(path), recursive=True))
+    # What stands for a user's home is no pattern, whatever letters it has.
+    first, slash, rest = pattern.partition("/")
+    first = glob.escape(os.path.expanduser(first)) if first.startswith("~") else first
+    matches = map(Path, glob.glob(f"{first}{slash}{rest}", recursive=True))
     paths = sorted(match for match in matches if match.is_file())
     if not paths:
         raise UserError(f"no file is named by {pattern}; patterns are relative to the working folder")
     return paths
-
-
-def _input(path: Path) -> Input:
-    suffixes = path.suffixes
-    compression = COMPRESSIONS.get(suffixes[-1].lower()) if suffixes else None
-    inner = suffixes[:-1] if compression else suffixes
-    kind = TABLES.get(inner[-1].lower(), "text") if inner else "text"
-    try:
-        status = path.stat()
-        if not os.access(path, os.R_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}); give the path of a file, relative to the working folder"
-        ) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path} is neither a file nor a pattern of files; give one")
-    if kind == "parquet" and compression:
-        raise UserError(f"{path} is compressed as a whole; Parquet compresses by column, so give it unpacked")
-    return Input(str(path.absolute()), kind, compression, status.st_size, status.st_mtime_ns)  # type: ignore[arg-type]

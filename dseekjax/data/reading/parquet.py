@@ -27,12 +27,15 @@ def read_parquet(file: Input, start: int, stop: int, row: RowForm) -> Iterator[R
             if field not in names:
                 known = ", ".join(map(repr, names))
                 raise UserError(f"{file.path} has no column {field!r}, only {known}; give one of {called}")
+            if names.count(field) > 1:
+                raise UserError(f"{file.path} has {names.count(field)} columns {field!r}; rename all but one")
             kind = str(table.schema_arrow.field(field).type)
             if not kind.startswith(wanted):
                 raise UserError(f"{file.path}: column {field!r} is of type {kind}; give one of {called}")
         groups = list(range(start, stop))
         for batch in table.iter_batches(ROWS_PER_READ, row_groups=groups, columns=list(row.fields)):
-            yield from map(row.read, batch.to_pylist())
+            for values in batch.to_pylist(maps_as_pydicts="lossy"):
+                yield row.read({name: _without_nulls(value) for name, value in values.items()})
 
 
 def row_groups(file: Input) -> list[tuple[int, int]]:
@@ -40,6 +43,13 @@ def row_groups(file: Input) -> list[tuple[int, int]]:
     with _open(file) as table:
         groups = (table.metadata.row_group(i) for i in range(table.metadata.num_row_groups))
         return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def _without_nulls(value: Any) -> Any:
+    """As a line of JSON has it: a column has a null for each key that an object is without and another has."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 PART_CHARACTERS = 1 << 17
@@ -12,16 +13,22 @@ LINE_END = re.compile(r"\n")
 SEARCHED = 1 << 14
 
 
+Characters = tuple[int, int]
+"""A stretch of a text: its first character, and the one after its last."""
+
+
 class Part(NamedTuple):
     text: str
     ends: bool
     """Whether the document ends with it."""
-    counts: bool = True
-    """Whether its tokens, and the end token after it, are targets of the loss."""
+    uncounted: tuple[Characters, ...] = ()
+    """What of the text is no target of the loss, in order."""
+    end_counts: bool = True
+    """Whether the end token after it is a target of the loss."""
 
 
 class Segment(NamedTuple):
-    """A stretch of a document that counts, or does not, as a whole; it is tokenised apart from the others."""
+    """A stretch of a document whose characters are targets of the loss, or are not."""
 
     text: str
     counts: bool = True
@@ -36,19 +43,32 @@ class Row(NamedTuple):
 
 
 def cut_segments(segments: Sequence[Segment]) -> Iterator[Part]:
-    """A document in parts, none of them of more than one segment."""
-    for number, segment in enumerate(segments, start=1):
-        yield from cut(segment.text, number == len(segments), segment.counts)
+    """A document in parts of about PART_CHARACTERS, which segments have no influence on."""
+    stops = list(accumulate(len(segment.text) for segment in segments))
+    uncounted = [
+        (stop - len(segment.text), stop)
+        for segment, stop in zip(segments, stops, strict=True)
+        if segment.text and not segment.counts
+    ]
+    start = 0
+    for part in cut("".join(segment.text for segment in segments), True):
+        stop = start + len(part.text)
+        within = ((max(first, start) - start, min(after, stop) - start) for first, after in uncounted)
+        yield part._replace(
+            uncounted=tuple((first, after) for first, after in within if first < after),
+            end_counts=segments[-1].counts,
+        )
+        start = stop
 
 
-def cut(text: str, ends: bool, counts: bool = True) -> Iterator[Part]:
-    """A text in parts of about PART_CHARACTERS."""
+def cut(text: str, ends: bool) -> Iterator[Part]:
+    """A text in parts of about PART_CHARACTERS, all of which counts."""
     start = 0
     while len(text) - start > 2 * PART_CHARACTERS:
         stop = place_to_cut(text, start + PART_CHARACTERS)
-        yield Part(text[start:stop], False, counts)
+        yield Part(text[start:stop], False)
         start = stop
-    yield Part(text[start:], ends, counts)
+    yield Part(text[start:], ends)
 
 
 def place_to_cut(text: str, near: int) -> int:
