@@ -8,7 +8,6 @@ pairs. Both must write the same.
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,9 @@ from dseekjax.generation.sampling import Sampling
 from dseekjax.trained import open_trained
 from dseekjax.training.program import build_program
 from dseekjax.training.run_directory import RunDirectory
+
+sys.path.insert(0, str(Path(__file__).parent))
+from children import PIPE, start
 
 SMALL = (
     *("model.num_layers=6", "model.embed_dim=384", "model.attention.num_heads=6", "model.feed_forward.hidden_dim=1536"),
@@ -61,9 +63,7 @@ class Theirs:
 
     def __init__(self, python: str, folder: Path) -> None:
         script = Path(__file__).parents[1] / "references" / "transformers_generating.py"
-        self._process = subprocess.Popen(
-            [python, script, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._process = start([python, script, folder], stdin=PIPE, stdout=PIPE, text=True)
         self.threads = self._answer()["threads"]
 
     def __call__(self, prompts: list[list[int]], new_tokens: int) -> tuple[float, list[list[int]]]:

@@ -8,7 +8,6 @@ which takes a minute or two, to see how long it waits for data.
 
 import argparse
 import json
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -25,7 +24,8 @@ from rich.table import Table
 
 from dseekjax.data.assembly import training_feed
 from dseekjax.data.config import END_OF_DOCUMENT, DataConfig
-from dseekjax.data.corpus import Corpus, hold_out, open_corpus
+from dseekjax.data.corpus import Corpus, open_corpus
+from dseekjax.data.held_out import hold_out
 from dseekjax.data.manifest import (
     DOCUMENT_BYTES,
     DOCUMENT_ENDS,
@@ -41,6 +41,9 @@ from dseekjax.data.preparation.shards import SHARD_BYTES
 from dseekjax.data.sources import Data
 from dseekjax.data.tokenizers import bytes_tokenizer, fingerprint
 from dseekjax.insight.metrics import read_records
+
+sys.path.insert(0, str(Path(__file__).parent))
+from children import DEVNULL, run
 
 SHARDS = 2
 TOKENS_PER_BATCH = 1 << 16
@@ -85,7 +88,7 @@ def make_corpus(folder: Path) -> Corpus:
 
 def ours(corpus: Corpus, length: int, packing: str) -> Iterator[Any]:
     config = DataConfig(sequence_length=length, packing=packing)
-    data = Data(corpus.tokenizer, END_OF_DOCUMENT, (hold_out(corpus, 0.0)[0],), ())
+    data = Data(corpus.tokenizer, END_OF_DOCUMENT, (hold_out(corpus, 0.0)[0],), (), ())
     batch = TOKENS_PER_BATCH // length
     feed = training_feed(data, config, seed=0, global_batch_size=batch, rows=np.arange(batch), num_batches=1 << 30)
     return feed.start(feed.state(0))
@@ -143,7 +146,7 @@ def web_dataset(corpus: Corpus, length: int, folder: Path) -> Iterator[Any]:
 def waiting_share(folder: Path) -> float:
     """Share of its time that training the quickstart spends on getting a batch and placing it on the device."""
     command = [sys.executable, "-m", "dseekjax.train", "--model", "quickstart", f"run.dir={folder / 'run'}"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    run(command, check=True, stdout=DEVNULL)
     records = list(read_records(folder / "run" / "metrics.jsonl"))
     waited, taken = (sum(record[name] or 0 for record in records) for name in ("data_wait_seconds", "step_seconds"))
     return waited / taken

@@ -11,16 +11,13 @@ set size, of all processes together.
 import argparse
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from itertools import chain, cycle
-from multiprocessing import get_context
 from pathlib import Path
 
 import psutil
@@ -34,6 +31,9 @@ from dseekjax.data.reading.documents import Passed, read_documents
 from dseekjax.data.reading.inputs import Format, find_inputs
 from dseekjax.data.tokenizers import load_tokenizer
 from dseekjax.platform import available_cores
+
+sys.path.insert(0, str(Path(__file__).parent))
+from children import Popen, pool, start
 
 MEBIBYTE = 1 << 20
 END = "<｜end▁of▁sentence｜>"
@@ -100,18 +100,18 @@ def prepare_command(output: Path, tokenizer: str, workers: int, *inputs: str) ->
     return [*command, "--tokenizer", tokenizer, "--workers", str(workers), *end]
 
 
-def start(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+def begin(command: list[str]) -> Popen[bytes]:
+    return start(command, env={**os.environ, "TOKENIZERS_PARALLELISM": "false"})
 
 
 def finish(command: list[str]) -> None:
-    if start(command).wait():
+    if begin(command).wait():
         raise SystemExit(f"{' '.join(command)} failed")
 
 
 def peak_memory_of(command: list[str]) -> int:
     """The most bytes that a command and its children held. Looking so closely slows it down."""
-    process, peak = start(command), 0
+    process, peak = begin(command), 0
     while process.poll() is None:
         try:
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
@@ -130,8 +130,8 @@ def compare(folder: Path, tokenizer: str, megabytes: int) -> dict[str, float]:
     folders = [folder / f"units-{number}" for number in range(cores)]
     for each in folders:
         each.mkdir()
-    with ProcessPoolExecutor(cores, get_context("spawn")) as pool:
-        times = list(pool.map(take_turns, [(str(lines), tokenizer, str(each)) for each in folders]))
+    with pool(cores) as workers:
+        times = list(workers.map(take_turns, [(str(lines), tokenizer, str(each)) for each in folders]))
     alone, worker = (sum(them) / cores for them in zip(*times, strict=True))
     whole_command = seconds_of(lambda: finish(prepare_command(folder / "out", tokenizer, cores, str(lines))))
     return {

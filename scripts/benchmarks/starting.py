@@ -6,35 +6,37 @@ compiled program and no tokenised data kept from before, warm with both.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
+sys.path.insert(0, str(Path(__file__).parent))
+from children import DEVNULL, PIPE, STDOUT, run, start
+
 TRAIN = [sys.executable, "-m", "dseekjax.train"]
 
 
 def seconds_to_help() -> float:
     began = time.perf_counter()
-    subprocess.run([*TRAIN, "--help"], check=True, stdout=subprocess.DEVNULL)
+    run([*TRAIN, "--help"], check=True, stdout=DEVNULL)
     return time.perf_counter() - began
 
 
-def seconds_to_first_step(model: str, folder: Path, run: str) -> float:
+def seconds_to_first_step(model: str, folder: Path, name: str) -> float:
     """Starts a run that keeps what it can in `folder`, and ends it after its first record."""
-    records = folder / run / "metrics.jsonl"
+    records = folder / name / "metrics.jsonl"
     keys = {
-        "run.dir": folder / run,
+        "run.dir": folder / name,
         "run.compilation_cache_dir": folder / "programs",
         "data.cache_dir": folder / "data",
     }
     began = time.perf_counter()
-    process = subprocess.Popen(
+    process = start(
         [*TRAIN, "--model", model, *(f"{key}={value}" for key, value in keys.items())],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=PIPE,
+        stderr=STDOUT,
         text=True,
     )
     while not (records.is_file() and records.read_text()):

@@ -8,6 +8,9 @@ during which other processes used more than 0.12 of a core does not count, unles
 round would be left. FLOPs are 6 N + 12 layers x width x sequence per token, attention counted whole, as is usual in
 such comparisons; the plain page computes it whole too, our step skips blocks that causality hides where there are
 several.
+
+By default it is the small job in float32, one round: two minutes on two cores. --all is every job and dtype, three
+rounds of each: three quarters of an hour or more.
 """
 
 import argparse
@@ -15,10 +18,9 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,6 +35,7 @@ from dseekjax.allocator import allocator_in_force, best_allocator, restart_with
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "references"))
 sys.path.insert(0, str(Path(__file__).parent))
+from children import run
 from quiet import Stopwatch, Timed, counted, median_ratio
 
 
@@ -79,7 +82,7 @@ def config_of(job: Job, dtype: str) -> Any:
             f"model.max_positions={job.sequence}",
             f"data.sequence_length={job.sequence}",
             f"train.global_batch_size={job.batch}",
-            f"train.steps={WARM_UP + 2 * STEPS_PER_ROUND + LAST}",
+            f"train.steps={WARM_UP + STEPS_PER_ROUND + LAST}",
             f"precision.compute_dtype={dtype}",
         ]
     )
@@ -207,11 +210,11 @@ def trainer_laps(made: Made) -> list[Timed]:
     return laps.laps[WARM_UP:-LAST]
 
 
-def step_laps(*steps: Callable[[], float]) -> list[list[Timed]]:
-    """Laps of each, in turns."""
+def step_laps(count: int, *steps: Callable[[], float]) -> list[list[Timed]]:
+    """So many laps of each, in turns."""
     watch = Stopwatch()
     laps: list[list[Timed]] = [[] for _ in steps]
-    for _ in range(STEPS_PER_ROUND):
+    for _ in range(count):
         for step, own in zip(steps, laps, strict=True):
             watch.lap()
             step()
@@ -238,7 +241,7 @@ def peak(dtype: str) -> float:
 def peak_resident(job: str, dtype: str, which: str) -> int:
     """Bytes that a process of its own comes to hold in three steps."""
     command = [sys.executable, __file__, "--job", job, "--dtype", dtype, "--hold", which]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return int(run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def hold(job: str, dtype: str, which: str) -> int:
@@ -263,12 +266,12 @@ def measure(name: str, dtype: str, rounds: int, progress: Progress) -> dict[str,
     best, laps_made = 0.0, []
     for _ in range(rounds):
         before = peak(dtype)
-        laps = step_laps(ours.step, plain.step)
+        laps = step_laps(STEPS_PER_ROUND, ours.step, plain.step)
         best = max(best, before, peak(dtype))
         # Around the Trainer, so that neither has the quieter half of a busy minute.
-        alone = step_laps(ours.step)[0]
+        alone = step_laps(STEPS_PER_ROUND // 2, ours.step)[0]
         trained = trainer_laps(ours)
-        alone += step_laps(ours.step)[0]
+        alone += step_laps(STEPS_PER_ROUND // 2, ours.step)[0]
         seconds = {
             key: median(lap.seconds for lap in counted(each))
             for key, each in (("ours", laps[0]), ("plain", laps[1]), ("alone", alone), ("trainer", trained))
@@ -312,33 +315,47 @@ def show(results: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", choices=JOBS, action="append", help="one of the jobs; may be repeated, default all")
-    parser.add_argument("--dtype", choices=DTYPES, action="append", help="may be repeated, default both")
-    parser.add_argument("--rounds", type=int, default=3, help=f"of {STEPS_PER_ROUND} steps of each kind; default 3")
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for, with what it leaves out filled in."""
+    parser = argparse.ArgumentParser(
+        "scripts/benchmark_step", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--job", choices=JOBS, action="append", help="may be repeated; default small")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="may be repeated; default float32")
+    parser.add_argument("--rounds", type=int, help=f"of {STEPS_PER_ROUND} steps of each kind; default 1, with --all 3")
+    parser.add_argument("--all", action="store_true", help="every job and every dtype")
     parser.add_argument("--json", action="store_true", help="print each result as a line of JSON too")
     parser.add_argument("--hold", choices=STEPS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.all and (options.job or options.dtype):
+        parser.error("--all takes every job and dtype; leave out --job and --dtype, or --all")
+    options.job = list(JOBS) if options.all else options.job or ["small"]
+    options.dtype = list(DTYPES) if options.all else options.dtype or ["float32"]
+    if options.rounds is None:
+        options.rounds = 3 if options.all else 1
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds} times nothing; make it 1 or more")
+    return options
+
+
+def main() -> int:
+    options = options_of()
     restart_with(best_allocator())
     # After the restart, which reads the environment that this sets.
     from dseekjax.platform import prepare_platform
 
     prepare_platform(virtual_devices=1)
-    jobs, dtypes = options.job or list(JOBS), options.dtype or list(DTYPES)
     if options.hold:
-        print(hold(jobs[0], dtypes[0], options.hold))
+        print(hold(options.job[0], options.dtype[0], options.hold))
         return 0
     console = Console()
     results: list[dict[str, Any]] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for job in jobs:
-            for dtype in dtypes:
+        for job in options.job:
+            for dtype in options.dtype:
                 results.append(measure(job, dtype, options.rounds, progress))
                 if options.json:
-                    # As soon as it is there, for all of it takes three quarters of an hour.
+                    # As soon as it is there: all of them together take long.
                     print(json.dumps(results[-1]), flush=True)
     show(results, console)
     return 0

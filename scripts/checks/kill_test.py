@@ -11,7 +11,6 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,9 @@ from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+from children import DEVNULL, STDOUT, run, start
 
 COMPARED = ("step", "loss", "grad_norm", "learning_rate")
 PHASES = ("starting", "compiling or restoring", "stepping", "saving")
@@ -68,7 +70,7 @@ def kill_again_and_again(folder, options, dice):
     for number in range(options.kills):
         output = folder / f"output-{number}.txt"
         with open(output, "w") as file:
-            process = subprocess.Popen(command(folder, options), stdout=file, stderr=subprocess.STDOUT)
+            process = start(command(folder, options), stdout=file, stderr=STDOUT)
             target = targets(number)
             # Not the first save after a start, which would never let a checkpoint come about.
             wait_for(folder, output, "stepping" if target == "saving" else target, options.longest)
@@ -127,10 +129,10 @@ def main():
         calm.mkdir()
         killed.mkdir()
         began = time.time()
-        subprocess.run(command(calm, options), check=True, stdout=subprocess.DEVNULL)
+        run(command(calm, options), check=True, stdout=DEVNULL)
         print(f"undisturbed run: {time.time() - began:.0f} s; seed of the kills {seed}", flush=True)
         phases = kill_again_and_again(killed, options, random.Random(seed))
-        subprocess.run(command(killed, options), check=True, stdout=subprocess.DEVNULL)
+        run(command(killed, options), check=True, stdout=DEVNULL)
         difference = compare(calm, killed, options.steps)
         resumed = sum("Resuming from step" in file.read_text() for file in killed.glob("output-*.txt"))
     print(f"killed while {phases}; {resumed} of the starts resumed from a checkpoint")
