@@ -9,6 +9,7 @@ import jax
 from rich.console import Console
 
 from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
+from dseekjax.checkpoint.path import checkpoint_path
 from dseekjax.checkpoint.quiet import silence_orbax
 from dseekjax.checkpoint.store import latest_step
 from dseekjax.config import Config, dump_config
@@ -16,7 +17,7 @@ from dseekjax.data.assembly import evaluation_batches, training_feed
 from dseekjax.data.feed import TrainingFeed
 from dseekjax.data.sources import Data, open_data
 from dseekjax.data.tokenizers import learned_size, load_tokenizer
-from dseekjax.errors import UserError
+from dseekjax.errors import UserError, about
 from dseekjax.imported import refuse_sliding_of_origin
 from dseekjax.insight.metrics import MetricsHook, read_records
 from dseekjax.insight.preparation import PreparationProgress
@@ -63,16 +64,24 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     tell = functools.partial(console.print, highlight=False, markup=False)
     refuse_sliding_of_origin(RunDirectory(config.run.dir), config)
     program = build_program(config, jax.devices())
-    directory = _claim(config, fresh, tell)
+    directory = RunDirectory(config.run.dir)
+    try:
+        _claim(directory, config, fresh, tell)
+        return _run(config, program, directory, console, tell, next_commands)
+    finally:
+        directory.release()
+
+
+def _run(
+    config: Config,
+    program: Program,
+    directory: RunDirectory,
+    console: Console,
+    tell: Callable[[str], None],
+    next_commands: tuple[str, ...],
+) -> int:
     summary = summarise(program)
-
     done = latest_step(directory.checkpoints)
-    if done is not None and done >= config.train.steps:
-        tell(f"{directory.path} is already at step {done}; raise train.steps to train on.")
-        if jax.process_index() == 0 and not directory.report.is_file():
-            _report(directory, config, summary)
-        return 0
-
     if done is None and directory.metrics.is_file():
         tell(f"No checkpoint of {directory.path} is there to go on from: its steps are done again from the first.")
     tell(summary)
@@ -98,11 +107,23 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
                 tell(f"data             {source.path}, read {epochs:.3g} times by step {config.train.steps}")
     if evaluation is None:
         tell("Nothing is held out, so nothing will be evaluated; see data.held_out_fraction.")
+    checkpoints = CheckpointHook(
+        directory.checkpoints, config.checkpoint, program.state_shape, config.model_dump(mode="json"), tell
+    )
+    if done is not None and done >= config.train.steps:
+        # What only looks like the last checkpoint is damaged, and then training goes on from one before.
+        done = _newest_sound_step(checkpoints, feed)
+    if done is not None and done >= config.train.steps:
+        checkpoints.close()
+        tell(f"{directory.path} is already at step {done}; raise train.steps to train on.")
+        if jax.process_index() == 0 and not directory.report.is_file():
+            _report(directory, config, summary)
+        return 0
     trainer = Trainer(
         program,
         feed,
         evaluation=evaluation,
-        hooks=_hooks(config, program, directory, data, console, tell),
+        hooks=[checkpoints, *_hooks(config, program, directory, data, console, tell)],
     )
     context = trainer.run()
 
@@ -117,8 +138,9 @@ def run(config: Config, *, fresh: bool = False, next_commands: tuple[str, ...] =
     return 0
 
 
-def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirectory:
-    directory = RunDirectory(config.run.dir)
+def _claim(directory: RunDirectory, config: Config, fresh: bool, tell: Callable[[str], None]) -> None:
+    with about("run.dir"):
+        checkpoint_path(directory.checkpoints)
 
     def claim() -> None:
         if fresh and (moved := directory.move_away()):
@@ -127,7 +149,11 @@ def _claim(config: Config, fresh: bool, tell: Callable[[str], None]) -> RunDirec
         directory.refuse_other_config(config)
 
     on_first_process(claim)
-    return directory
+
+
+def _newest_sound_step(checkpoints: CheckpointHook, feed: TrainingFeed) -> int | None:
+    found = checkpoints.newest_sound(feed.state(0))
+    return None if found is None else found[0]
 
 
 def _refuse_moved_tokenizer(config: Config) -> None:
@@ -192,15 +218,7 @@ def _hooks(
     console: Console,
     tell: Callable[[str], None],
 ) -> list[Hook]:
-    hooks: list[Hook] = [
-        CheckpointHook(
-            directory.checkpoints,
-            config.checkpoint,
-            program.state_shape,
-            config.model_dump(mode="json"),
-            tell,
-        )
-    ]
+    hooks: list[Hook] = []
     if config.train.initialize_from is not None:
         other = RunDirectory(config.train.initialize_from)
         model = config.model.model_dump(mode="json")

@@ -1,7 +1,7 @@
 """Checkpoints attached to the training loop."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +40,41 @@ class CheckpointHook(Hook):
         self._saved_step: int | None = None
 
     def on_start(self, context: Context) -> Context | None:
-        damaged: dict[int, DamagedCheckpointError] = {}
+        found = self.newest_sound(context.data)
+        if found is None:
+            return None
+        step, state, data = found
+        self._saved_step = step
+        self._tell(f"Resuming from step {step}.")
+        return dataclasses.replace(context, step=step, state=state, data=data)
+
+    def newest_sound(self, data: Mapping[str, Any]) -> tuple[int, TrainState, dict[str, Any]] | None:
+        """Step, state and the data's part of the newest checkpoint that can be read, after moving damaged ones away.
+
+        Args:
+            data: what it should have been trained on.
+
+        Raises:
+            UserError: none of the checkpoints can be read, or it was trained on other data.
+        """
+        damaged: dict[int, str] = {}
         for step in reversed(self._store.steps()):
             try:
-                state, data = self._store.restore(step, self._state_shape)
+                state, saved = self._store.restore(step, self._state_shape)
             except DamagedCheckpointError as error:
-                damaged[step] = error
+                damaged[step] = str(error)
                 continue
-            if data["identity"] != context.data["identity"]:
+            # Of older checkpoints it is not known what was held out, but what was trained on.
+            if any(part in saved and saved[part] != data.get(part) for part in ("identity", "held_out")):
                 raise UserError(
-                    "data.sources: what they hold, or how it is cut, changed since this run began; put back what it "
-                    "began with, or choose another run.dir"
+                    "data.sources or data.evaluation_sources: what they hold, or how it is cut, changed since this run "
+                    "began; put back what it began with, or choose another run.dir"
                 )
             # Only now, when there is something to go on from, may they leave their place.
             for bad, reason in damaged.items():
                 place = self._store.set_aside(bad)
                 self._tell(f"The checkpoint of step {bad} is damaged ({reason}); moved it to {place}.")
-            self._saved_step = step
-            self._tell(f"Resuming from step {step}.")
-            return dataclasses.replace(context, step=step, state=state, data=data)
+            return step, state, saved
         if damaged:
             newest = max(damaged)
             raise UserError(

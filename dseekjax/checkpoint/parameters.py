@@ -19,6 +19,8 @@ class Parameters:
     step: int
     config: dict[str, Any]
     """That it was trained with, as JSON has it."""
+    data: dict[str, Any]
+    """What tells the data that it was trained on from others, and where training is in it; empty of an import."""
 
 
 def read_parameters(checkpoints: Path, state_shape: TrainState) -> Parameters:
@@ -40,7 +42,7 @@ def read_parameters(checkpoints: Path, state_shape: TrainState) -> Parameters:
         if not steps:
             raise UserError(f"{run}: that run has no checkpoint yet, wait for one")
         *older, step = steps
-        params, config = store.restore_params(step, state_shape)
+        params, config, data = store.restore_params(step, state_shape)
     except DamagedCheckpointError as error:
         cure = (
             f"move {checkpoints / str(step)} away to use that of step {older[-1]}"
@@ -50,7 +52,7 @@ def read_parameters(checkpoints: Path, state_shape: TrainState) -> Parameters:
         raise UserError(f"{run}: its checkpoint of step {step} is damaged ({error}); {cure}") from error
     finally:
         store.close()
-    return Parameters(params, step, config)
+    return Parameters(params, step, config, data)
 
 
 def write_parameters(checkpoints: Path, params: Any, config: CheckpointConfig, saved_config: dict[str, Any]) -> None:

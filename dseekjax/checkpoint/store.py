@@ -12,6 +12,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from dseekjax.checkpoint.config import CheckpointConfig
 from dseekjax.checkpoint.fingerprint import checksums
 from dseekjax.checkpoint.layout import flatten, join, split
+from dseekjax.checkpoint.path import checkpoint_path
 from dseekjax.errors import UserError
 from dseekjax.training.processes import on_all_processes, on_first_process
 from dseekjax.training.state import TrainState
@@ -29,6 +30,9 @@ class CheckpointStore:
         Args:
             directory: made if it is not there.
             config: which checkpoints to keep.
+
+        Raises:
+            UserError: its path has a name that checkpoints cannot be written below.
         """
         kept: list[Any] = [preservation_policy.LatestN(config.keep_last)]
         if config.keep_every is not None:
@@ -52,7 +56,7 @@ class CheckpointStore:
     def _open(self, directory: Path, options: ocp.CheckpointManagerOptions) -> None:
         self._directory = directory.absolute()
         self._manager = ocp.CheckpointManager(
-            self._directory,
+            checkpoint_path(directory),
             item_handlers={
                 "params": ocp.StandardCheckpointHandler(),
                 "state": ocp.StandardCheckpointHandler(),
@@ -119,10 +123,14 @@ class CheckpointStore:
         items, meta = self._read(step, split(shape))
         return join(items, shape), meta["data"]
 
-    def restore_params(self, step: int, shape: TrainState) -> tuple[Any, dict[str, Any]]:
-        """Reads only the parameters, and the config that they were trained with; raises as `restore` does."""
+    def restore_params(self, step: int, shape: TrainState) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Reads only the parameters, the config that they were trained with, and the data's part; raises as `restore`.
+
+        What was saved by `save_params` has no data's part: it is empty.
+        """
         items, meta = self._read(step, {"params": split(shape)["params"]})
-        return join({"params": items["params"], "state": split(shape)["state"]}, shape).params, meta["config"]
+        params = join({"params": items["params"], "state": split(shape)["state"]}, shape).params
+        return params, meta["config"], meta.get("data", {})
 
     def set_aside(self, step: int) -> Path:
         """Moves a damaged checkpoint out of the way, and tells where to."""
@@ -145,7 +153,8 @@ class CheckpointStore:
     ) -> tuple[dict[str, dict[str, jax.Array]], dict[str, Any]]:
         try:
             metadata = self._manager.item_metadata(step)
-            _refuse_params_alone(self._directory / str(step), metadata, shapes)
+            if "state" in shapes and not (self._directory / str(step) / "state").exists():
+                self._refuse_params_alone(step)
             saved = {item: dict(metadata[item].tree) for item in shapes}
         except UserError:
             raise
@@ -171,6 +180,15 @@ class CheckpointStore:
                     raise DamagedCheckpointError(f"the checksum of {name} does not match")
         return {item: restored[item] for item in shapes}, restored["meta"]
 
+    def _refuse_params_alone(self, step: int) -> None:
+        """Raises UserError if nothing but parameters was ever saved; what has lost its state is damaged."""
+        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        if "data" not in meta:
+            raise UserError(
+                f"{self._directory / str(step)} holds parameters alone, without what training goes on from; start "
+                f"another run from them: train.initialize_from={self._directory.parent} and another run.dir"
+            )
+
 
 def _damage(path: Path, items: Iterable[str]) -> DamagedCheckpointError:
     """In words of the checkpoint: what the library says of a broken one is about its own insides."""
@@ -178,14 +196,6 @@ def _damage(path: Path, items: Iterable[str]) -> DamagedCheckpointError:
     return DamagedCheckpointError(
         f"there is no {' and no '.join(missing)} in it" if missing else "files of it are missing, cut short or changed"
     )
-
-
-def _refuse_params_alone(path: Path, metadata: Any, wanted: Mapping[str, Any]) -> None:
-    if "state" in wanted and metadata["params"] is not None and not (path / "state").exists():
-        raise UserError(
-            f"{path} holds parameters alone, without what training goes on from; start another run from them: "
-            f"train.initialize_from={path.parent.parent} and another run.dir"
-        )
 
 
 def _raise_if_not_damage(error: Exception, path: Path) -> None:
@@ -197,7 +207,7 @@ def _raise_if_not_damage(error: Exception, path: Path) -> None:
 
 def latest_step(directory: Path) -> int | None:
     """The step of the newest whole checkpoint in a directory, without opening it."""
-    steps = ocp.utils.checkpoint_steps(directory.absolute()) if directory.is_dir() else []
+    steps = ocp.utils.checkpoint_steps(checkpoint_path(directory)) if directory.is_dir() else []
     return max(steps, default=None)
 
 

@@ -71,6 +71,12 @@ class RunDirectory:
                 f"run.dir {self.path}: another process is training in it; wait for it, or choose another run.dir"
             ) from error
 
+    def release(self) -> None:
+        """Lets other processes in, and this one once more."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     @property
     def is_in_use(self) -> bool:
         """Whether a process trains in the folder."""
@@ -84,9 +90,18 @@ class RunDirectory:
         return False
 
     def move_away(self) -> Path | None:
-        """Renames an existing folder so that a new run can take its name; tells the new name."""
+        """Renames an existing folder so that a new run can take its name; tells the new name.
+
+        Raises:
+            UserError: it is the working folder, or holds it.
+        """
         if not self.path.exists():
             return None
+        if Path.cwd().is_relative_to(self.path.resolve()):
+            raise UserError(
+                f"run.dir {self.path}: --fresh cannot rename it, for this command was started in it; start it in "
+                "another folder, or choose another run.dir"
+            )
         stamp = time.strftime("%Y%m%d-%H%M%S")
         target = self.path.with_name(f"{self.path.name}.before-{stamp}")
         count = 1
@@ -95,7 +110,7 @@ class RunDirectory:
             target = self.path.with_name(f"{self.path.name}.before-{stamp}-{count}")
         self.acquire()
         self.path.rename(target)
-        self._lock = None
+        self.release()
         return target
 
     def refuse_other_config(self, config: Config) -> None:

@@ -7,12 +7,14 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from dseekjax.checkpoint.config import CheckpointConfig
 from dseekjax.checkpoint.fingerprint import checksums, placed_checksums
 from dseekjax.checkpoint.hook import CheckpointHook, InitializeHook
 from dseekjax.checkpoint.layout import split
-from dseekjax.checkpoint.parameters import read_parameters
+from dseekjax.checkpoint.parameters import read_parameters, write_parameters
 from dseekjax.checkpoint.store import CheckpointStore, latest_step
 from dseekjax.errors import UserError
 from dseekjax.training.hooks import Context
@@ -125,8 +127,51 @@ def test_another_model_is_refused_by_its_first_array(saved, capfd):
 
 
 def test_other_data_is_refused(saved, program):
-    with pytest.raises(UserError, match=r"data.sources: what they hold, or how it is cut, changed"):
+    with pytest.raises(UserError, match=r"data.evaluation_sources: what they hold, or how it is cut, changed"):
         start(hook(saved, program), identity=["y"])
+
+
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters="/\0\\") | st.sampled_from("[]*?{}!%~$#: "), min_size=1, max_size=20
+).filter(lambda name: name not in (".", "..") and len(name.encode()) < 100)
+
+
+@given(names)
+@example("w[1]")
+@example("**")
+@example("a*b")
+@example("s3")
+@example("[!x]")
+def test_a_folder_of_any_name_holds_checkpoints(tmp_path_factory, state, name):
+    folder = tmp_path_factory.mktemp("names")
+    directory = folder / name / "checkpoints"
+    # What the name would match as a pattern.
+    for other in ("w1", "axb", "y"):
+        (folder / other / "checkpoints" / "1").mkdir(parents=True)
+    params = {"a": jax.numpy.arange(6.0), "b": jax.numpy.ones((2, 3))}
+    if re.search(r"gs:\Z", name):
+        with pytest.raises(UserError, match="cannot be written below a name that ends in gs:"):
+            CheckpointStore(directory, CheckpointConfig())
+        return
+    write_parameters(directory, params, CheckpointConfig(), {"x": 1})
+    assert latest_step(directory) == 0
+    shape = dataclasses.replace(state, params=jax.tree.map(jax.numpy.asarray, params))
+    found = read_parameters(directory, jax.eval_shape(lambda: shape))
+    jax.tree.map(np.testing.assert_array_equal, found.params, params)
+    assert sorted(path.name for path in folder.iterdir()) == sorted({name, "w1", "axb", "y"})
+    assert [path.name for path in directory.iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("a\\b", "a backslash"), ("bucket.gs:", "gs:, which stands"), ("\udcff", "is not UTF-8")]
+)
+def test_names_that_checkpoints_cannot_be_below_are_refused(name, reason, tmp_path):
+    directory = tmp_path / name / "checkpoints"
+    for look in (latest_step, lambda place: CheckpointStore(place, CheckpointConfig()), CheckpointStore.read_only):
+        directory.mkdir(parents=True, exist_ok=True)
+        with pytest.raises(UserError, match=f"checkpoints cannot be written below a name .*{reason}"):
+            look(directory)
+        assert not list(directory.iterdir())
 
 
 def test_old_checkpoints_go_and_every_kth_stays(tmp_path, state):
