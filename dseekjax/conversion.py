@@ -24,6 +24,7 @@ from dseekjax.checkpoint.hugging_face.reading import import_parameters
 from dseekjax.checkpoint.hugging_face.tensor_files import TensorFiles
 from dseekjax.checkpoint.hugging_face.writing import export_parameters
 from dseekjax.checkpoint.parameters import write_parameters
+from dseekjax.checkpoint.path import checkpoint_path
 from dseekjax.checkpoint.quiet import silence_orbax
 from dseekjax.config import Config, dump_config, load_config
 from dseekjax.data.tokenizers import end_of_document_id, fingerprint, load_tokenizer, vocabulary_size
@@ -70,6 +71,7 @@ def import_run(
     """
     run = run.expanduser().absolute()
     with about("--run"):
+        checkpoint_path(RunDirectory(run).checkpoints)
         WholeFolder(run).refuse_existing()
     with about("--from-hf"):
         if not source.is_dir():
@@ -77,7 +79,7 @@ def import_run(
         described = describe(source)
         tokenizer = _their_tokenizer(source, described)
         files = TensorFiles(source)
-        end_of_document = _end_of_document(source, described, tokenizer)
+        end_of_document = _end_of_document(source, tokenizer)
     config = _imported_config(source, run, described, end_of_document, overrides)
     with about("data.end_of_document"):
         end_of_document_id(tokenizer, config.data.end_of_document or "")
@@ -174,10 +176,9 @@ def is_first_process() -> bool:
     return jax.process_index() == 0
 
 
-def _end_of_document(source: Path, described: Described, tokenizer: tokenizers.Tokenizer) -> str | None:
-    # Some files have -1 for none.
-    ids = (token for token in end_token_ids(source, described) if 0 <= token < vocabulary_size(tokenizer))
-    return next((token for token in map(tokenizer.id_to_token, ids) if token is not None), None)
+def _end_of_document(source: Path, tokenizer: tokenizers.Tokenizer) -> str | None:
+    ids = end_token_ids(source, tokenizer)
+    return tokenizer.id_to_token(ids[0]) if ids else None
 
 
 def _write_small_files(source: Path, directory: RunDirectory, config: Config) -> None:
@@ -240,7 +241,7 @@ def export_run(
                 config.model,
                 described,
                 sequence_length=length,
-                end_token=trained.end_token,
+                end_tokens=trained.end_tokens,
                 dtype=dtype,
             )
             write_companions(
@@ -248,7 +249,7 @@ def export_run(
                 directory.tokenizer,
                 kept,
                 same_tokenizer=kept is not None and _same_tokenizer(directory, RunDirectory(kept.parent)),
-                end_of_document=trained.tokenizer.id_to_token(trained.end_token) or "",
+                end_tokens={trained.tokenizer.id_to_token(token) or "": token for token in trained.end_tokens},
                 sequence_length=length,
             )
             write_digests(hidden)

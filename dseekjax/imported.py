@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
-from dseekjax.checkpoint.hugging_face.companions import KEPT
+import tokenizers
+
+from dseekjax.checkpoint.hugging_face.companions import KEPT, end_token_ids
 from dseekjax.checkpoint.hugging_face.config_json import NAME
 from dseekjax.checkpoint.hugging_face.families import Described, describe
 from dseekjax.config import Config
+from dseekjax.data.tokenizers import load_tokenizer
 from dseekjax.errors import UserError
 from dseekjax.training.run_directory import RunDirectory
 from dseekjax.yaml_file import read_yaml
@@ -33,6 +36,29 @@ def kept_companions(directory: RunDirectory, config: Config) -> Path | None:
         directory = RunDirectory(began_with)
         began_with = _began_with(directory)
     return None
+
+
+def other_end_tokens(
+    directory: RunDirectory, config: Config, tokenizer: tokenizers.Tokenizer, end_token: int
+) -> tuple[int, ...]:
+    """Tokens that end a text beside that after each document: the imported model's, if that is one of them.
+
+    Args:
+        directory: of the run.
+        config: of the run.
+        tokenizer: of the run.
+        end_token: the token after each document.
+
+    Raises:
+        UserError: what was kept of the import cannot be read.
+    """
+    kept = kept_companions(directory, config)
+    origin = None if kept is None else RunDirectory(kept.parent).tokenizer
+    if kept is None or origin is None or not origin.is_file():
+        return ()
+    theirs = load_tokenizer(origin)
+    ids = [token for token in end_token_ids(kept, theirs) if tokenizer.id_to_token(token) == theirs.id_to_token(token)]
+    return tuple(token for token in ids if token != end_token) if end_token in ids else ()
 
 
 def _began_with(directory: RunDirectory) -> object:

@@ -1,7 +1,7 @@
 """A model that was trained, opened from the folder of its run."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from dseekjax.config import Config, load_config
 from dseekjax.data.config import END_OF_DOCUMENT
 from dseekjax.data.tokenizers import end_of_document_id, load_tokenizer, vocabulary_size
 from dseekjax.errors import UserError, about
-from dseekjax.imported import refuse_sliding_of_origin
+from dseekjax.imported import other_end_tokens, refuse_sliding_of_origin
 from dseekjax.start import start_jax
 from dseekjax.training.program import Program, build_program
 from dseekjax.training.run_directory import RunDirectory
@@ -38,6 +38,15 @@ class Trained:
     begin_tokens: tuple[int, ...] = ()
     """What goes before a text. Nothing for a model that was trained here, whose documents had nothing there; for an
     imported one what its tokenizer puts there by itself, as Llama's does."""
+    other_end_tokens: tuple[int, ...] = ()
+    """What ends a text beside the end token, as some imported models have it."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint tells of the data that they were trained on; nothing of an import."""
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """All that end a text."""
+        return (self.end_token, *self.other_end_tokens)
 
 
 def open_trained(
@@ -65,8 +74,18 @@ def open_trained(
     found = read_parameters(directory.checkpoints, program.state_shape)
     if directory.is_in_use:
         tell(f"{directory.path} is still training; this is its step {found.step}.")
-    begin_tokens = before_a_text(tokenizer) if (directory.path / KEPT).is_dir() else ()
-    return Trained(directory.path, config, program, found.params, found.step, tokenizer, end_token, begin_tokens)
+    return Trained(
+        directory.path,
+        config,
+        program,
+        found.params,
+        found.step,
+        tokenizer,
+        end_token,
+        begin_tokens=before_a_text(tokenizer) if (directory.path / KEPT).is_dir() else (),
+        other_end_tokens=other_end_tokens(directory, config, tokenizer, end_token),
+        data=found.data,
+    )
 
 
 def run_config(directory: RunDirectory, overrides: Sequence[str] = ()) -> Config:

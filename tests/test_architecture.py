@@ -38,7 +38,7 @@ ROOMS = {
         "trained",
         "generation",
     },
-    "checkpoint": {*HOOKS, "models.config"},
+    "checkpoint": {*HOOKS, "models.config", "data.tokenizers"},
     "insight": HOOKS,
     "plan": {"config", "config_errors", "models.flops", "training.program", "pallas_kernels"},
 }

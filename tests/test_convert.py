@@ -15,11 +15,13 @@ from safetensors.numpy import load_file, save_file
 
 from dseekjax import conversion, generate, train
 from dseekjax.convert import main
+from dseekjax.data.reading.chat import Template
 from dseekjax.errors import UserError
 from dseekjax.files import WholeFolder, discard_begun
 from dseekjax.trained import open_trained
 from tests.checkpoint.hugging_face_folders import (
     GPT2_CONFIG,
+    LLAMA_CONFIG,
     gpt2_tensors,
     llama_tensors,
     write_folder,
@@ -164,6 +166,78 @@ def test_training_starts_from_an_import_and_is_written_back(source, run, tmp_pat
     assert main(["--from-hf", str(back), "--run", str(tmp_path / "wrong"), *TRAINING]) == 2
     assert "model.safetensors is not what it was: its SHA-256 differs from checksums.json" in capsys.readouterr().err
     assert not list(tmp_path.glob("*wrong*"))
+
+
+def tuned_with_end(run, end, tmp_path, name):
+    """A run of two steps that starts from an import and ends documents with another token."""
+    text = tmp_path / "text.txt"
+    text.write_text("w3 w4 w5 w6 w7 w8\n" * 400)
+    arguments = [
+        *("--config", str(run / "config.yaml"), f"train.initialize_from={run}", f"run.dir={tmp_path / name}"),
+        *(f"data.sources=[{{path: {text}}}]", f"data.cache_dir={tmp_path / 'cache'}", "train.steps=2"),
+    ]
+    assert train.main([*arguments, f"data.end_of_document={end}", "data.held_out_fraction=0"]) == 0
+    return tmp_path / name
+
+
+ENDS = {"config.json": "eos_token_id", "generation_config.json": "eos_token_id"}
+WORDS = {"tokenizer_config.json": "eos_token", "special_tokens_map.json": "eos_token"}
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+@pytest.mark.parametrize("shape", ["string", "object"])
+def test_a_model_that_was_tuned_with_another_end_has_that_in_all_files(shape, tmp_path):
+    source = write_mistral(tmp_path / "hf")
+    word = "</s>" if shape == "string" else {"content": "</s>", "lstrip": False}
+    template = "\n{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": word, "chat_template": template}))
+    imported, back = tmp_path / "imported", tmp_path / "back"
+    assert main(["--from-hf", str(source), "--run", str(imported), *TRAINING]) == 0
+    tuned = tuned_with_end(imported, "w9", tmp_path, "tuned")
+    assert open_trained(tuned).end_tokens == (9,)
+    assert main(["--run", str(tuned), "--to-hf", str(back)]) == 0
+    assert {name: read(back, name)[key] for name, key in ENDS.items()} == dict.fromkeys(ENDS, 9)
+    assert {name: read(back, name)[key] for name, key in WORDS.items()} == dict.fromkeys(WORDS, "w9")
+    # What the template wrote for the old one in training it goes on writing.
+    written = Template(read(back, "tokenizer_config.json")["chat_template"], "", "w9", "w9")
+    assert written._render([{"role": "user", "content": "w3"}], False) == "\nw3</s>"
+
+
+def test_any_of_several_end_tokens_ends_a_text_and_goes_with_the_model(tmp_path, capsys):
+    tensors = llama_tensors()
+    source = write_folder(tmp_path / "hf", {**LLAMA_CONFIG, "eos_token_id": [2, 8]}, tensors)
+    (source / "generation_config.json").write_text('{"eos_token_id": [8, 9, -1, 99]}')
+    (source / "tokenizer_config.json").write_text('{"eos_token": "w9"}')
+    imported = tmp_path / "imported"
+    assert main(["--from-hf", str(source), "--run", str(imported), *TRAINING]) == 0
+    assert open_trained(imported).end_tokens == (2, 8, 9)
+    # Each of them, whichever of them ends its documents; of a token of its own, that alone.
+    tuned = {end: tuned_with_end(imported, end, tmp_path, end.strip("</>")) for end in ("w9", "w10")}
+    for run, ends in ((imported, [2, 8, 9]), (tuned["w9"], [9, 2, 8]), (tuned["w10"], 10)):
+        back = tmp_path / f"back-{run.name}"
+        assert main(["--run", str(run), "--to-hf", str(back)]) == 0
+        assert {name: read(back, name)[key] for name, key in ENDS.items()} == dict.fromkeys(ENDS, ends)
+        # Its own word stays where it is one of them.
+        assert read(back, "tokenizer_config.json")["eos_token"] == ("w10" if ends == 10 else "w9")
+    assert open_trained(tuned["w9"]).end_tokens == (9, 2, 8)
+
+
+@pytest.mark.parametrize(("token", "reason"), [(8, "end"), (9, "end"), (10, "length")])
+def test_generation_ends_with_any_end_token(token, reason, tmp_path, capsys):
+    # A model that writes one token whatever comes before: every hidden state is the same.
+    tensors = {name: np.zeros_like(array) for name, array in llama_tensors().items()}
+    tensors["model.embed_tokens.weight"][:] = tensors["model.norm.weight"][:] = tensors["lm_head.weight"][token] = 1
+    source = write_folder(tmp_path / "hf", {**LLAMA_CONFIG, "eos_token_id": [2, 8]}, tensors)
+    (source / "generation_config.json").write_text('{"eos_token_id": [8, 9]}')
+    run = tmp_path / "run"
+    assert main(["--from-hf", str(source), "--run", str(run), *TRAINING]) == 0
+    capsys.readouterr()
+    assert generate.main(["--run", str(run), "--prompt", "w3", "--temperature=0", "--max-tokens=3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["finish_reason"], found["tokens"]) == (reason, [] if reason == "end" else [token] * 3)
 
 
 def test_a_run_from_scratch_is_written(tmp_path, capsys):

@@ -53,4 +53,9 @@ def held_out_texts(trained: Trained, *, workers: int, tell: Tell, watch: Watch) 
     )
     if not data.evaluation:
         raise UserError(f"{trained.path}: that run holds nothing out to evaluate; give --data, or --tasks")
+    if list(data.held_out) != trained.data.get("held_out"):
+        raise UserError(
+            f"{trained.path}: what its data.sources hold, or what is held out of them, changed since it was trained, "
+            "and its model may have read what would be evaluated on; put back what it began with, or give --data"
+        )
     return data.evaluation

@@ -29,7 +29,7 @@ class Completion:
     """As it was given."""
     text: str
     tokens: tuple[int, ...]
-    """That were written: with those of a stop string, without the one that ended the document."""
+    """That were written: with those of a stop string, without the one that ended it."""
     finish_reason: FinishReason
 
 
@@ -49,7 +49,7 @@ class Writer:
         self._tokenizer = trained.tokenizer
         self._begin_tokens = trained.begin_tokens
         self._rows_of_embedding = trained.config.model.vocabulary_size
-        self._end_token = trained.end_token
+        self._end_tokens = trained.end_tokens
         self._vocabulary_size = vocabulary_size(trained.tokenizer)
         self.context = context_length(trained.config)
         """Tokens of the longest text."""
@@ -106,7 +106,7 @@ class Writer:
     ) -> Iterator[Completion]:
         for start in range(0, len(prompts), batch_size):
             some = range(start, min(start + batch_size, len(prompts)))
-            writings = [Writing(self._tokenizer, self._end_token, stop, encoded[number]) for number in some]
+            writings = [Writing(self._tokenizer, self._end_tokens, stop, encoded[number]) for number in some]
             texts = np.array([first + number for number in some], np.int32)
             # More would not fit into the context of even the shortest.
             most = min(max_tokens, self.context - min(len(encoded[number]) for number in some))

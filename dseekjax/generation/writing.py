@@ -1,6 +1,6 @@
 """One text as its tokens come: what of it can be shown, and when it ends."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import tokenizers
@@ -17,18 +17,18 @@ class Writing:
     """
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, end_token: int, stop: Sequence[str], prompt: Sequence[int]
+        self, tokenizer: tokenizers.Tokenizer, end_tokens: Collection[int], stop: Sequence[str], prompt: Sequence[int]
     ) -> None:
         """
         Args:
             tokenizer: of the model.
-            end_token: that ends a document.
+            end_tokens: each of which ends the text, and is no part of it.
             stop: strings that end the text, and are no part of it.
             prompt: the tokens before, which spaces at the beginning may depend on.
         """
         self._tokenizer = tokenizer
         self._stream = DecodeStream(ids=list(prompt), skip_special_tokens=False)
-        self._end_token = end_token
+        self._end_tokens = end_tokens
         self._stop = tuple(stop)
         self._held_back = ""
         self.text = ""
@@ -38,7 +38,7 @@ class Writing:
 
     def add(self, token: int) -> str:
         """Takes the next token; returns what of the text has become certain."""
-        if token == self._end_token:
+        if token in self._end_tokens:
             return self.finish("end")
         self.tokens.append(token)
         self._held_back += self._stream.step(self._tokenizer, token) or ""

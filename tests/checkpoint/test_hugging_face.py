@@ -279,6 +279,24 @@ def test_rotations_are_read_from_old_and_new_keys_and_written(values, theta, sca
     assert DecoderConfig.model_validate(section(llama.llama_config_json(model, 32))) == model
 
 
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("outside", "inside", "expected"), [(None, None, 32), (48, None, 48), (48, 64, 48), (None, 64, 64)]
+)
+def test_original_positions_are_those_that_transformers_takes(key, outside, inside, expected):
+    scaling = {**LLAMA3, "rope_type": "llama3", "original_max_position_embeddings": inside}
+    if inside is None:
+        del scaling["original_max_position_embeddings"]
+    values = {**LLAMA_CONFIG, key: scaling}
+    if outside is not None:
+        values["original_max_position_embeddings"] = outside
+    assert section(values, config={})["rotary_scaling"]["original_positions"] == expected
+    # They stay what they were where the model is written for longer sequences.
+    longer = parse(llama.LlamaJson, values, "config.json").with_context_length(values, 96)
+    assert longer["max_position_embeddings"] == 96
+    assert section(longer, config={})["rotary_scaling"]["original_positions"] == expected
+
+
 @pytest.mark.parametrize(
     ("model_type", "values", "message"),
     [

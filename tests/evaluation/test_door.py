@@ -246,6 +246,39 @@ def test_runs_that_cannot_be_evaluated(run, tmp_path, capsys):
     assert "that run has no checkpoint yet, wait for one" in capsys.readouterr().err
 
 
+CHANGES = {
+    "cut to its first half": lambda text: text[: text.index("200 bottles")],
+    "its last part moved to the front": lambda text: text[text.index("390 ") :] + text[: text.index("390 ")],
+    "longer": lambda text: text + "400 bottles of beer on the wall.\n\n",
+    "one letter changed": lambda text: text.replace("7 bottles", "7 Bottles", 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_text_that_was_trained_on_is_not_called_held_out(change, run, evaluate):
+    path = run.folder / "text.txt"
+    text = path.read_text()
+    path.write_text(CHANGES[change](text))
+    try:
+        status, printed = evaluate()
+        assert (status, printed.out) == (2, "")
+        error = printed.err.splitlines()[-1]
+        assert error.startswith(f"error: {run.path}: what its data.sources hold, or what is held out of them, changed")
+        # What is given is no matter of what was trained on.
+        assert evaluate("--data", path)[0] == 0
+    finally:
+        path.write_text(text)
+    assert evaluate()[0] == 0
+
+
+def test_another_held_out_part_is_not_evaluated(run, evaluate):
+    status, printed = evaluate("data.held_out_fraction=0.5")
+    assert status == 2
+    assert "what is held out of them, changed since it was trained" in printed.err
+    # How it is cut into sequences is another matter.
+    assert evaluate("data.sequence_length=12", "data.packing=concatenate")[0] == 0
+
+
 def test_an_interrupt_ends_it_even_where_a_library_swallows_exceptions():
     code = """
 import os, signal, sys

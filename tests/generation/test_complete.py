@@ -28,7 +28,7 @@ def model(*overrides, num_devices=1):
         program=program,
         params=program.init().params,
         tokenizer=tokenizer,
-        end_token=end_of_document_id(tokenizer, "<|endoftext|>"),
+        end_tokens=(end_of_document_id(tokenizer, "<|endoftext|>"),),
         begin_tokens=(),
     )
 
@@ -76,7 +76,7 @@ def test_pieces_make_up_the_text_and_reasons_are_told(writer, monkeypatch):
     assert (stopped.text, stopped.finish_reason) == ("one", "stop")
     assert "".join(piece for _, piece in pieces) == "one"
 
-    script = iter([*writer._tokenizer.encode("one").ids, writer._end_token, 7, 7, 7])
+    script = iter([*writer._tokenizer.encode("one").ids, *writer._end_tokens, 7, 7, 7])
     (ended,) = writer.complete(["so "])
     assert (ended.text, ended.finish_reason, len(ended.tokens)) == ("one", "end", 3)
 

@@ -13,7 +13,7 @@ END = end_of_document_id(TOKENIZER, "<|endoftext|>")
 
 def write(text, stop=(), prompt="so "):
     """Pieces as they come, and the writing."""
-    writing = Writing(TOKENIZER, END, stop, TOKENIZER.encode(prompt).ids)
+    writing = Writing(TOKENIZER, [END], stop, TOKENIZER.encode(prompt).ids)
     pieces = []
     for token in [*TOKENIZER.encode(text).ids, END]:
         pieces.append(writing.add(token))
@@ -55,7 +55,7 @@ def test_a_character_of_several_tokens_comes_whole():
 
 
 def test_what_is_held_back_is_there_at_the_end():
-    writing = Writing(TOKENIZER, END, ["stop"], [])
+    writing = Writing(TOKENIZER, [END], ["stop"], [])
     assert [writing.add(token) for token in TOKENIZER.encode("a st").ids] == ["a", " ", "", ""]
     assert writing.finish("length") == "st"
     assert (writing.text, writing.finished, len(writing.tokens)) == ("a st", "length", 4)
@@ -64,6 +64,6 @@ def test_what_is_held_back_is_there_at_the_end():
 def test_of_several_stop_strings_in_one_token_the_first_in_the_text_counts():
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"that": 0, "<unk>": 1}, unk_token="<unk>"))
     for stop in (["at", "h"], ["h", "at"]):
-        writing = Writing(words, END, stop, [])
+        writing = Writing(words, [END], stop, [])
         assert writing.add(0) == "t"
         assert (writing.text, writing.finished, writing.tokens) == ("t", "stop", [0])

@@ -52,6 +52,10 @@ class ConfigJson(BaseModel):
         """Longest sequence that the model was made for."""
         raise NotImplementedError
 
+    def with_context_length(self, values: dict[str, Any], length: int) -> dict[str, Any]:
+        """The keys of the file for longer sequences, which change nothing else; raises as `context_length` does."""
+        raise NotImplementedError
+
     @property
     def window(self) -> int | None:
         """Tokens that a token of some layer sees, itself included, if not all before it."""

@@ -41,6 +41,7 @@ class LlamaJson(ConfigJson):
     rope_theta: float | None = Field(None, gt=0)
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
+    original_max_position_embeddings: int | None = Field(None, gt=0)
     partial_rotary_factor: float | None = None
     rope_interleaved: Literal[False] = False
     attention_bias: bool = False
@@ -79,10 +80,18 @@ class LlamaJson(ConfigJson):
                 f"the rope type is {kind!r}, of which there is no counterpart here: there are 'default', 'linear' and "
                 "'llama3'"
             )
+        given = self._with_original_positions(given)
         missing = [theirs for theirs in wanted.values() if theirs not in given]
         if missing:
             raise UserError(f"{missing[0]} of the rope type {kind!r} is missing; put it back")
         return theta, {"kind": kind, **{ours: _positive(theirs, given[theirs]) for ours, theirs in wanted.items()}}
+
+    def _with_original_positions(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a scaling with that which transformers fills in where it is missing, or stands outside."""
+        key = LLAMA3_KEYS["original_positions"]
+        if self.original_max_position_embeddings is not None:
+            return {**given, key: self.original_max_position_embeddings}
+        return {key: self.max_position_embeddings, **given}
 
     def _key_value_heads(self) -> int:
         given = self.num_key_value_heads or self.num_attention_heads
@@ -119,6 +128,15 @@ class LlamaJson(ConfigJson):
     @property
     def context_length(self) -> int:
         return self.max_position_embeddings
+
+    def with_context_length(self, values: dict[str, Any], length: int) -> dict[str, Any]:
+        # What was filled in from the old length stays what it was.
+        scalings = {
+            key: self._with_original_positions(values[key])
+            for key in ("rope_scaling", "rope_parameters")
+            if isinstance(values.get(key), dict) and "llama3" in (values[key].get("rope_type"), values[key].get("type"))
+        }
+        return {**values, **scalings, "max_position_embeddings": length}
 
 
 class MistralJson(LlamaJson):
