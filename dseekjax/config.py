@@ -117,17 +117,17 @@ def flat_config(config: Config) -> dict[str, Any]:
 
 
 def recipe_path(name: str) -> Path:
-    """The config file of a recipe that is shipped, by the name of its file.
+    """The config file of a recipe that is shipped, by the name of its file, or by what only its name begins with.
 
     Raises:
-        UserError: there is no such recipe.
+        UserError: there is no such recipe, or there are several.
     """
-    folder = shipped_configs()
-    path = folder / f"{name}.yaml"
-    if not path.is_file():
-        known = sorted(file.stem for file in folder.glob("*.yaml"))
-        raise UserError(f"there is no recipe {name}; there are {', '.join(known)}")
-    return path
+    recipes = {file.stem: file for file in shipped_configs().glob("*.yaml")}
+    meant = [recipe for recipe in sorted(recipes) if name and recipe.startswith(name)]
+    if name not in recipes and len(meant) != 1:
+        several = f"{name} may be {' or '.join(meant)}; give one of them"
+        raise UserError(several if meant else f"there is no recipe {name}; there are {', '.join(sorted(recipes))}")
+    return recipes[name if name in recipes else meant[0]]
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:

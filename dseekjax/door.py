@@ -1,5 +1,8 @@
 """What all commands share: what they are called, and how they end."""
 
+import codecs
+import io
+import json
 import os
 import signal
 import sys
@@ -9,6 +12,18 @@ from pathlib import Path
 from types import FrameType
 
 from dseekjax.errors import UserError
+
+AS_IN_JSON = "dseekjax.as_in_json"
+"""What becomes of letters that the terminal's encoding lacks: `\\u00e9`. JSON stays JSON, and no text is lost."""
+
+
+def _as_in_json(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(AS_IN_JSON, _as_in_json)
 
 
 def command_name(door: str) -> str:
@@ -33,6 +48,9 @@ def exit_status(run: Callable[[], int], on_interrupt: Callable[[], str] = lambda
         os.write(2, f"{on_interrupt()}\n".encode())
         os._exit(128 + signal.SIGINT)
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=AS_IN_JSON)
     on_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, interrupted) if on_main_thread else None
     try:

@@ -44,6 +44,21 @@ def test_a_trained_model_continues_texts(start, capsys):
     assert capsys.readouterr().out == "7 bottles of beer\n"
 
 
+def test_letters_that_the_terminal_lacks_lose_no_text(run):
+    command = [sys.executable, "-m", "dseekjax.generate", "--run", str(run), "--max-tokens", "2"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "JAX_PLATFORMS": "cpu"}
+
+    def written(*arguments):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    assert written("--prompt", "é7").startswith("\\u00e97")
+    prompts = ["é7", "😀7"]
+    found = written("--json", *(word for prompt in prompts for word in ("--prompt", prompt)))
+    assert [line["prompt"] for line in lines(found)] == prompts
+
+
 def test_prompts_come_from_files_and_standard_input(start, capsys, tmp_path, monkeypatch):
     options = ("--temperature", "0", "--max-tokens", "3", "--json")
     assert start("--prompt", "7 bottles", "--prompt", "9 bot", *options) == 0

@@ -1,6 +1,7 @@
 """The main door: what a user meets."""
 
 import json
+import re
 import shutil
 
 import jax
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 import yaml
 
+from dseekjax import convert, evaluate, generate
 from dseekjax.checkpoint.store import latest_step
+from dseekjax.config import recipe_path
 from dseekjax.insight.metrics import read_records
 from dseekjax.train import main
 from tests.tiny import OVERRIDES, compared_records, door_arguments
@@ -192,6 +195,115 @@ def test_a_run_of_another_version_is_named_as_such(start, tmp_path, capsys):
     assert "its config.yaml does not load" in capsys.readouterr().err
 
 
+DAMAGE = {
+    "cut short": lambda step: largest_file(step / "params").write_bytes(b"\0"),
+    "a flipped bit": lambda step: flip(largest_file(step / "params")),
+    "without parameters": lambda step: shutil.rmtree(step / "params"),
+    "without a state": lambda step: shutil.rmtree(step / "state"),
+    "empty and newer": lambda step: (step.parent / "900").mkdir(),
+}
+
+
+def largest_file(folder):
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of eight steps with checkpoints of steps 6 and 8, and the command that made it."""
+    folder = tmp_path_factory.mktemp("finished")
+    # Heads as GPT-2 has them, so that it can be written as one.
+    more = ("train.steps=8", "checkpoint.every_steps=3", "model.attention.num_kv_heads=4")
+    arguments = [*door_arguments(folder), *more]
+    assert main(arguments) == 0
+    return folder, arguments
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_last_checkpoint_does_not_pass_for_done(damage, finished, tmp_path, capsys):
+    folder, arguments = finished
+    run, expected = tmp_path / "run", compared_records(folder / "run")
+    shutil.copytree(folder / "run", run)
+    DAMAGE[damage](run / "checkpoints" / "8")
+    capsys.readouterr()
+    # These read parameters alone, and train nothing that a state would be needed for.
+    needs_state = damage == "without a state"
+    initial = [*arguments, f"run.dir={tmp_path / 'other'}", f"train.initialize_from={run}"]
+    for door, words in (
+        (generate.main, ["--prompt", "7", "--run", str(run)]),
+        (evaluate.main, ["--run", str(run)]),
+        (convert.main, ["--to-hf", str(tmp_path / "hf"), "--run", str(run)]),
+        (main, initial),
+    ):
+        assert door(words) == (0 if needs_state else 2)
+        error = capsys.readouterr().err
+        told = re.search(
+            r"its checkpoint of step (8|900) is damaged .*; move .* away to use that of step [68]\n", error
+        )
+        assert needs_state or told, error
+
+    assert main([*arguments, f"run.dir={run}"]) == 0
+    output = capsys.readouterr().out
+    assert "is damaged" in output
+    assert (run / "checkpoints-damaged").is_dir()
+    # What was lost is done again, to the last bit.
+    assert ("already at step 8" in output) == (damage == "empty and newer")
+    assert compared_records(run) == expected
+    assert latest_step(run / "checkpoints") == 8
+    assert main([*arguments, f"run.dir={run}"]) == 0
+    assert "already at step 8" in capsys.readouterr().out
+
+
+def test_other_data_is_told_before_a_finished_run_passes_for_done(finished, tmp_path, capsys):
+    folder, arguments = finished
+    text = (folder / "text.txt").read_text()
+    for content in (None, text[: len(text) // 2], "x" * len(text)):
+        other = tmp_path / "other.txt"
+        if content is not None:
+            other.write_text(content)
+        assert main([*arguments, f"data.sources.0.path={other}"]) == 2
+        message = "what they hold, or how it is cut, changed" if content else f"cannot read {other}"
+        assert message in capsys.readouterr().err
+    # The same elsewhere is the same.
+    other.write_text(text)
+    assert main([*arguments, f"data.sources.0.path={other}"]) == 0
+
+
+def test_a_folder_that_is_worked_in_is_not_renamed(finished, tmp_path, capsys, monkeypatch):
+    _, arguments = finished
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    for place in (".", "..", "/", str(tmp_path / "in")):
+        assert main([*arguments, f"run.dir={place}", "--fresh"]) == 2
+        assert capsys.readouterr().err == (
+            f"error: run.dir {place}: --fresh cannot rename it, for this command was started in it; start it in "
+            "another folder, or choose another run.dir\n"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (jax.enable_x64(True), "JAX_ENABLE_X64 is True, but parameters and token ids have 32 bits"),
+        (jax.numpy_dtype_promotion("strict"), "JAX_NUMPY_DTYPE_PROMOTION is strict, but arrays of several dtypes are"),
+        (jax.numpy_rank_promotion("raise"), "JAX_NUMPY_RANK_PROMOTION is raise, but arrays of several ranks are"),
+    ],
+)
+def test_settings_of_jax_that_no_run_survives_are_refused_at_once(setting, message, finished, tmp_path, capsys):
+    _, arguments = finished
+    with setting:
+        assert main([*arguments, f"run.dir={tmp_path / 'new'}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+    assert not (tmp_path / "new").exists()
+
+
 def test_next_commands_repeat_what_was_typed(start, tmp_path, capsys):
     assert start("train.steps=2") == 0
     output = capsys.readouterr().out
@@ -206,6 +318,21 @@ def test_batch_size_and_model_are_other_words_for_keys(capsys):
     config = yaml.safe_load(capsys.readouterr().out)
     assert config["train"]["global_batch_size"] == 16
     assert config["model"]["embed_dim"] == 768
+    for name, recipe in (
+        ("gpt3", "gpt3_175b"),
+        ("gpt2", "gpt2_124m"),
+        ("llama3", "llama3_8b"),
+        ("quick", "quickstart"),
+    ):
+        assert recipe_path(name) == recipe_path(recipe)
+    assert main(["--model=gpt3", "--batch-size=512", "--print-config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["train"]["global_batch_size"] == 512
+    for name, message in (
+        ("gpt", "gpt may be gpt2_124m or gpt3_175b; give one of them"),
+        ("bloom", "there is no recipe bloom; there are gpt2_124m, gpt3_175b, llama3_8b, quickstart"),
+    ):
+        assert main(["--model", name]) == 2
+        assert capsys.readouterr().err == f"error: {message}\n"
     assert main([]) == 2
     assert "give --config FILE or --model NAME" in capsys.readouterr().err
 

@@ -27,6 +27,8 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 MAX_TOKENS = 256
 """Written where a task does not say how many, as lm-eval's own models do."""
+MAX_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What lm-eval's own models take for it, or its tasks write."""
 
 
 @register_model("dseekjax")
@@ -74,7 +76,7 @@ class DseekjaxLM(LM):
         for _, alike in itertools.groupby(requests, key=lambda request: repr(request.args[1])):
             some = list(alike)
             options = dict(some[0].args[1])
-            until, most = options.pop("until", None) or [], int(options.pop("max_gen_toks", None) or MAX_TOKENS)
+            until, most = options.pop("until", None) or [], _max_tokens(options)
             stop = [text for text in ([until] if isinstance(until, str) else until) if text]
             contexts = self._encoded([request.args[0] for request in some], most)
             texts = self._writer.complete(contexts, max_tokens=most, stop=stop, sampling=_sampling(options))
@@ -107,17 +109,25 @@ class DseekjaxLM(LM):
         return answers
 
 
+def _max_tokens(options: dict[str, Any]) -> int:
+    """Most tokens to write, by the first of the names for it that is given."""
+    given = [options.pop(name, None) for name in MAX_TOKENS_NAMES]
+    return int(next((number for number in given if number is not None), MAX_TOKENS))
+
+
 def _sampling(options: dict[str, Any]) -> Sampling:
     """How tokens are drawn, from what a task says in the words of Hugging Face."""
     temperature = options.pop("temperature", None)
     draws = options.pop("do_sample", bool(temperature))
     # Nothing is said by 0 of top_k, and by None of any.
     top_k, top_p = (options.pop(name, None) or None for name in ("top_k", "top_p"))
+    if (beams := options.pop("num_beams", None)) not in (None, 1):
+        raise UserError(f"generation_kwargs has num_beams {beams}, and there is no beam search here; leave it out")
     sampling = Sampling(float(1.0 if temperature is None else temperature) if draws else 0.0, top_k, top_p)
     if options:
         raise UserError(
             f"generation_kwargs has {', '.join(sorted(options))}, which the model dseekjax does not know; it takes "
-            "until, max_gen_toks, do_sample, temperature, top_k and top_p"
+            f"until, {', '.join(MAX_TOKENS_NAMES)}, do_sample, temperature, top_k, top_p and num_beams 1"
         )
     return sampling
 

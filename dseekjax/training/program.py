@@ -101,8 +101,9 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         devices: real or compile-only devices, or just their number, which gives a program that lowers but cannot run.
 
     Raises:
-        UserError: the mesh does not fit the devices, or an array does not fit the mesh.
+        UserError: the mesh does not fit the devices, an array does not fit the mesh, or JAX is set to 64 bits.
     """
+    _refuse_settings()
     mesh = build_mesh(config.mesh, devices)
     rules = build_rules(config.mesh)
     inner_rules = without(rules, *MANUAL_AXES)
@@ -202,6 +203,17 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
             compiler_options=options,
         ),
     )
+
+
+def _refuse_settings() -> None:
+    """Settings of JAX's own, perhaps made for another program, with which this one would be another or fail."""
+    for name, value, reason in (
+        ("jax_enable_x64", True, "parameters and token ids have 32 bits"),
+        ("jax_numpy_dtype_promotion", "strict", "arrays of several dtypes are added and multiplied"),
+        ("jax_numpy_rank_promotion", "raise", "arrays of several ranks are added and multiplied"),
+    ):
+        if getattr(jax.config, name) == value:
+            raise UserError(f"{name.upper()} is {value}, but {reason}; unset it")
 
 
 def _compiler_options(

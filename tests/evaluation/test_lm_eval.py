@@ -55,8 +55,16 @@ def test_lm_eval_is_answered_in_the_order_of_its_requests(run, trained, monkeypa
     assert written[:2] == [each.text for each in expected]
     assert written[2] == next(writer.complete(["300"], max_tokens=4, sampling=Sampling(0.5))).text
     assert model.cache_hook.kept[-2] == ("generate_until", wanted[2], written[2])
-    with pytest.raises(UserError, match="generation_kwargs has num_beams, which the model dseekjax does not know"):
-        model.generate_until([Instance("generate_until", {}, ("a", {"num_beams": 2}), 0)])
+    # What changes nothing is taken, and so is every name that lm-eval's own models take for the most tokens.
+    for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
+        same = {"until": [" on"], name: 8, "num_beams": 1, "do_sample": False}
+        assert model.generate_until([Instance("generate_until", {}, (wanted[0][0], same), 0)]) == written[:1]
+    for options, message in (
+        ({"num_beams": 2}, "generation_kwargs has num_beams 2, and there is no beam search here; leave it out"),
+        ({"typical_p": 0.5}, "generation_kwargs has typical_p, which the model dseekjax does not know; it takes until"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model.generate_until([Instance("generate_until", {}, ("a", options), 0)])
 
 
 def test_without_lm_eval_the_extra_is_named(monkeypatch):
