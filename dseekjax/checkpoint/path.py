@@ -29,7 +29,7 @@ def checkpoint_path(directory: Path) -> LiteralPath:
         UserError: Orbax or TensorStore would write to another place, or nowhere.
     """
     path = str(directory.absolute())
-    named = directory.parent
+    named = directory.parent.absolute()
     if "\\" in path:
         raise UserError(f"{named}: checkpoints cannot be written below a name with a backslash; choose another folder")
     if "gs:/" in path:

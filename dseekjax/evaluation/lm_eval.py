@@ -29,6 +29,16 @@ MAX_TOKENS = 256
 """Written where a task does not say how many, as lm-eval's own models do."""
 MAX_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """What lm-eval's own models take for it, or its tasks write."""
+CHANGE_NOTHING = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "early_stopping": False,
+}
+"""Options of Hugging Face that there is no counterpart of here, with the values that leave them out."""
 
 
 @register_model("dseekjax")
@@ -121,13 +131,15 @@ def _sampling(options: dict[str, Any]) -> Sampling:
     draws = options.pop("do_sample", bool(temperature))
     # Nothing is said by 0 of top_k, and by None of any.
     top_k, top_p = (options.pop(name, None) or None for name in ("top_k", "top_p"))
-    if (beams := options.pop("num_beams", None)) not in (None, 1):
-        raise UserError(f"generation_kwargs has num_beams {beams}, and there is no beam search here; leave it out")
+    for name, value in CHANGE_NOTHING.items():
+        if options.get(name) in (None, value):
+            options.pop(name, None)
     sampling = Sampling(float(1.0 if temperature is None else temperature) if draws else 0.0, top_k, top_p)
     if options:
         raise UserError(
             f"generation_kwargs has {', '.join(sorted(options))}, which the model dseekjax does not know; it takes "
-            f"until, {', '.join(MAX_TOKENS_NAMES)}, do_sample, temperature, top_k, top_p and num_beams 1"
+            f"until, {', '.join(MAX_TOKENS_NAMES)}, do_sample, temperature, top_k and top_p, and what changes nothing, "
+            "as num_beams 1"
         )
     return sampling
 

@@ -80,6 +80,16 @@ TEMPLATES = {
         "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
         ("<|user|>\n", "<|assistant|>\n", "</s>", ""),
     ),
+    "closed by a tag": (
+        "{% for m in messages %}{{ '<start_of_turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\n' }}"
+        "{{ m.content ~ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+        ("<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>", "\n"),
+    ),
+    "closed by the tag of the next": (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST]' ~ m.content ~ '[/INST]' }}{% else %}"
+        "{{ m.content }}{% endif %}{% endfor %}",
+        ("", "[/INST]", "[INST]", ""),
+    ),
     "closed by the next": (
         "{% for m in messages %}{% if not loop.first %}{{ '<|end|>\n' }}{% endif %}"
         "{{ '<|' ~ m.role ~ '|>' ~ m.content }}{% endfor %}"
@@ -103,16 +113,16 @@ def by_hand(name: str, talk: list[tuple[str, str]]) -> list[tuple[str, bool]]:
     """The text of questions and answers in turns, and what of it counts."""
     asked, answered, end, after = TEMPLATES[name][1]
     space = " " if name == "closed by words" else ""
-    opening = {"closed by who speaks next": "<|user|>", "closed by words": "\n\nUser:"}.get(name, asked)
+    opening = asked or end
     text = [(opening, False)]
     for number, (question, answer) in enumerate(talk):
         text.append((("" if not number else asked) + space + question, False))
-        if name in ("chatml", "closed by the next"):
+        if name in ("chatml", "closed by a tag", "closed by the next"):
             text.append((end + after, False))
         text += [(answered, False), (space + answer, True)]
         last = number == len(talk) - 1
         # What the next message would write is not there after the last answer.
-        if not last or name in ("chatml", "closed by eos"):
+        if not last or name in ("chatml", "closed by a tag", "closed by eos"):
             text.append((end, True))
         if not last:
             text.append((after, False))

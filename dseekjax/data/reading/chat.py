@@ -28,6 +28,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 # How markup is written that is one token, by OpenAI, Meta, Qwen and DeepSeek among others.
 MARKUP = re.compile(r"<[|｜][^<>\s{}]+[|｜]>")
 ENDS_WITH_MARKUP = re.compile(rf"{MARKUP.pattern}\Z")
+# What stands for a token where a message begins, also by Google and Mistral.
+TAG = re.compile(r"<[^<>\s{}]+>|\[/?[A-Z_]+\]")
 PROBE = [
     {"role": role, "content": content}
     for role, content in zip(("user", "assistant") * 2, ("asking", "answering", "inquiring", "replying"), strict=True)
@@ -54,9 +56,9 @@ class Template:
         """The text of a conversation; what counts is what each message of the assistant adds to it, and what ends it.
 
         That is found by writing the conversation up to that message, with the prompt to answer, and up to and with it:
-        each has to be the beginning of the next. Where the answer ends without a token that ends a turn, the message
-        after it begins with what does. White space after the token that ends a turn does not count, and is left out at
-        the end of the conversation; so is an end of the document there, which is put after any document.
+        each has to be the beginning of the next. Where the template writes nothing after an answer, the message after it
+        begins with what ends the turn. White space after the end of a turn does not count, and is left out at the end
+        of the conversation; so is an end of the document there, which is put after any document.
 
         Args:
             messages: `[{"role": …, "content": …}, …]`; other keys are the template's affair.
@@ -70,14 +72,17 @@ class Template:
             if message["role"] == "assistant":
                 asked = self._continued(done, messages, number, add_generation_prompt=True)
                 answered = self._continued(asked, messages, number + 1)
-                answer = self._without_space_after_turn(answered[len(asked) :])
-                if number + 1 < len(messages) and not self._ends_turn(answer):
+                answer = answered[len(asked) :]
+                if self._ends_turn(answer, message):
+                    answer = answer.rstrip()
+                elif number + 1 < len(messages):
                     answer += self._end_of_turn(answered, messages, number + 1)
                 found += [Segment(asked[len(done) :], counts=False), Segment(answer)]
                 done = asked + answer
         if messages[-1]["role"] != "assistant":
             whole = self._continued(done, messages, len(messages))
-            found.append(Segment(self._without_space_after_turn(whole[len(done) :]), counts=False))
+            asking = whole[len(done) :]
+            found.append(Segment(asking.rstrip() if self._ends_turn(asking, messages[-1]) else asking, counts=False))
         found[-1] = found[-1]._replace(text=found[-1].text.removesuffix(self.end_of_document))
         return (*(segment for segment in found[:-1] if segment.text), found[-1])
 
@@ -105,15 +110,15 @@ class Template:
         return text
 
     def _end_of_turn(self, answered: str, messages: Sequence[Message], number: int) -> str:
-        """What a message writes first, to end the answer before it: a token, or all before its own content."""
+        """What a message writes first, to end the answer before it: a tag, or all before its own content."""
         written = self._continued(answered, messages, number + 1)[len(answered) :]
         marker = written.lstrip()
         space, content = written.removesuffix(marker), messages[number]["content"].strip()
         for token in (self.eos_token, self.end_of_document):
             if marker.startswith(token):
                 return space + token
-        if markup := MARKUP.match(marker):
-            return space + markup[0]
+        if tag := TAG.match(marker):
+            return space + tag[0]
         before = (written.rpartition(content)[0] if content else written).rstrip()
         if not before:
             raise NotAConversationError(
@@ -121,12 +126,14 @@ class Template:
             )
         return before
 
-    def _ends_turn(self, text: str) -> bool:
+    def _ends_turn(self, text: str, message: Message) -> bool:
+        """Whether the template writes more than white space after the content of a message."""
+        content = message["content"].strip()
+        if content and content in text:
+            return bool(text.partition(content)[2].strip())
+        # It writes the content otherwise, or there is none.
         stripped = text.rstrip()
         return stripped.endswith((self.eos_token, self.end_of_document)) or bool(ENDS_WITH_MARKUP.search(stripped))
-
-    def _without_space_after_turn(self, text: str) -> str:
-        return text.rstrip() if self._ends_turn(text) else text
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         try:
