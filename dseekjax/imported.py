@@ -14,6 +14,21 @@ from dseekjax.training.run_directory import RunDirectory
 from dseekjax.yaml_file import read_yaml
 
 
+def lost_origin(directory: RunDirectory, config: Config) -> Path | None:
+    """The folder of a run that this one began with, be it over several runs, and that is not there any more."""
+    began_with: object = config.train.initialize_from
+    seen: set[Path] = set()
+    while directory.path not in seen:
+        seen.add(directory.path)
+        if not directory.path.is_dir():
+            return directory.path
+        if (directory.path / KEPT).is_dir() or not isinstance(began_with, str):
+            return None
+        directory = RunDirectory(began_with)
+        began_with = _began_with(directory)
+    return None
+
+
 def kept_companions(directory: RunDirectory, config: Config) -> Path | None:
     """The folder with what came with the imported model that a run is, or began with, be it over several runs.
 

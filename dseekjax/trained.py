@@ -15,7 +15,7 @@ from dseekjax.config import Config, load_config
 from dseekjax.data.config import END_OF_DOCUMENT
 from dseekjax.data.tokenizers import end_of_document_id, load_tokenizer, vocabulary_size
 from dseekjax.errors import UserError, about
-from dseekjax.imported import other_end_tokens, refuse_sliding_of_origin
+from dseekjax.imported import lost_origin, other_end_tokens, refuse_sliding_of_origin
 from dseekjax.start import start_jax
 from dseekjax.training.program import Program, build_program
 from dseekjax.training.run_directory import RunDirectory
@@ -74,6 +74,11 @@ def open_trained(
     found = read_parameters(directory.checkpoints, program.state_shape)
     if directory.is_in_use:
         tell(f"{directory.path} is still training; this is its step {found.step}.")
+    if lost := lost_origin(directory, config):
+        tell(
+            f"Note: {lost}, which this run began with, is not there any more; if it was an imported model, what else "
+            "it ends texts with is not known here."
+        )
     return Trained(
         directory.path,
         config,

@@ -1,5 +1,7 @@
 """Checkpoints of a run on disk, through Orbax."""
 
+import hashlib
+import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -76,11 +78,14 @@ class CheckpointStore:
             UserError: an earlier save, or the start of this one, failed.
         """
         items = split(state)
-        meta = {
-            "data": dict(data),
-            "config": dict(config),
-            "checksums": {name: checksums(arrays) for name, arrays in items.items()},
-        }
+        meta = _signed(
+            {
+                "step": step,
+                "data": dict(data),
+                "config": dict(config),
+                "checksums": {name: checksums(arrays) for name, arrays in items.items()},
+            }
+        )
         arguments = {name: ocp.args.StandardSave(arrays) for name, arrays in items.items()}
         with _SavingErrors(self._directory):
             self._manager.save(step, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **arguments), force=True)
@@ -92,7 +97,7 @@ class CheckpointStore:
             UserError: they cannot be written.
         """
         arrays = flatten(params)
-        meta = {"config": dict(config), "checksums": {"params": checksums(arrays)}}
+        meta = _signed({"step": step, "config": dict(config), "checksums": {"params": checksums(arrays)}})
         items = ocp.args.Composite(meta=ocp.args.JsonSave(meta), params=ocp.args.StandardSave(arrays))
         try:
             self._manager.save(step, args=items, force=True)
@@ -156,7 +161,7 @@ class CheckpointStore:
             if "state" in shapes and not (self._directory / str(step) / "state").exists():
                 self._refuse_params_alone(step)
             saved = {item: dict(metadata[item].tree) for item in shapes}
-        except UserError:
+        except (UserError, DamagedCheckpointError):
             raise
         except Exception as error:
             _raise_if_not_damage(error, self._directory / str(step))
@@ -174,6 +179,7 @@ class CheckpointStore:
             failure = failure or OSError("another process could not read it")
             _raise_if_not_damage(failure, self._directory / str(step))
             raise _damage(self._directory / str(step), shapes) from failure
+        _refuse_damaged_meta(restored["meta"], step, shapes)
         for item in shapes:
             for name, value in checksums(restored[item]).items():
                 if restored["meta"]["checksums"][item].get(name) != value:
@@ -183,11 +189,33 @@ class CheckpointStore:
     def _refuse_params_alone(self, step: int) -> None:
         """Raises UserError if nothing but parameters was ever saved; what has lost its state is damaged."""
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+        _refuse_damaged_meta(meta, step, ("params",))
         if "data" not in meta:
             raise UserError(
                 f"{self._directory / str(step)} holds parameters alone, without what training goes on from; start "
                 f"another run from them: train.initialize_from={self._directory.parent} and another run.dir"
             )
+
+
+def _signed(meta: dict[str, Any]) -> dict[str, Any]:
+    return {**meta, "sha256": _digest(meta)}
+
+
+def _digest(meta: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_damaged_meta(meta: Any, step: int, items: Iterable[str]) -> None:
+    """Raises DamagedCheckpointError if what is kept beside the arrays is not what was saved."""
+    sections = ["config", "checksums", *(["data"] if "state" in items else [])]
+    if not isinstance(meta, dict) or not all(isinstance(meta.get(name), dict) for name in sections):
+        raise DamagedCheckpointError("its meta is not what was saved")
+    rest = {name: value for name, value in meta.items() if name != "sha256"}
+    # Older checkpoints have neither.
+    if meta.get("sha256", _digest(rest)) != _digest(rest) or meta.get("step", step) != step:
+        raise DamagedCheckpointError("its meta is not what was saved")
+    if not all(isinstance(meta["checksums"].get(item), dict) for item in items):
+        raise DamagedCheckpointError("its meta is not what was saved")
 
 
 def _damage(path: Path, items: Iterable[str]) -> DamagedCheckpointError:

@@ -38,7 +38,7 @@ def hold_out(corpus: Corpus, fraction: float, label: str = "a source") -> tuple[
 def place_to_cut(document_bytes: Int[np.ndarray, "documents"], fraction: float, *, may_cut: bool) -> tuple[int, float]:
     """Where the last `fraction` of some documents begins: the documents before, and the share of the next that is too.
 
-    Between two documents if half to twice the fraction comes after them, else within one if that may be cut.
+    Between two documents if both sides get from half to twice of what they should, else within one if that may be cut.
     """
     ends = np.cumsum(document_bytes)
     total, wanted = float(ends[-1]), float(ends[-1]) * fraction
@@ -46,7 +46,8 @@ def place_to_cut(document_bytes: Int[np.ndarray, "documents"], fraction: float, 
     between = [count for count in (document, document + 1) if 0 < count < len(ends)]
     left = {count: total - float(ends[count - 1]) for count in between}
     if may_cut:
-        left = {count: size for count, size in left.items() if wanted / 2 <= size <= 2 * wanted}
+        shares = ((count, size / wanted, (total - size) / (total - wanted)) for count, size in left.items())
+        left = {count: left[count] for count, *both in shares if all(0.5 <= share <= 2 for share in both)}
     if left:
         return min(left, key=lambda count: abs(left[count] - wanted)), 0.0
     before = float(ends[document - 1]) if document else 0.0
@@ -102,4 +103,6 @@ def _count(portion: Portion) -> str:
 
 
 def _bytes(size: int) -> str:
+    if size == 1:
+        return "1 byte"
     return f"{size:,} bytes" if size < 10_000 else f"{size / 1e6:,.3f} MB"

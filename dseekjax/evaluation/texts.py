@@ -1,11 +1,12 @@
 """The texts that a model is evaluated on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dseekjax.data.corpus import Portion
 from dseekjax.data.preparation.pipeline import Watch
 from dseekjax.data.reading.inputs import Format
-from dseekjax.data.sources import open_data, open_whole
+from dseekjax.data.sources import Data, open_data, open_whole
 from dseekjax.errors import UserError
 from dseekjax.trained import Trained
 from dseekjax.training.run_directory import RunDirectory
@@ -53,9 +54,18 @@ def held_out_texts(trained: Trained, *, workers: int, tell: Tell, watch: Watch) 
     )
     if not data.evaluation:
         raise UserError(f"{trained.path}: that run holds nothing out to evaluate; give --data, or --tasks")
-    if list(data.held_out) != trained.data.get("held_out"):
+    if not _is_as_trained(data, trained.data):
         raise UserError(
-            f"{trained.path}: what its data.sources hold, or what is held out of them, changed since it was trained, "
-            "and its model may have read what would be evaluated on; put back what it began with, or give --data"
+            f"{trained.path}: what is held out is not what it was in training: data.sources, data.evaluation_sources, "
+            "or how they are split, changed, and the model may have read it; put back what it began with, or give "
+            "--data"
         )
     return data.evaluation
+
+
+def _is_as_trained(data: Data, saved: Mapping[str, Any]) -> bool:
+    if "held_out" in saved:
+        return list(data.held_out) == saved["held_out"]
+    # An older checkpoint tells what was trained on, with how it was cut behind it; the rest was held out.
+    trained_on = [identity.rpartition(":")[0] for identity in saved.get("identity", [])]
+    return trained_on == [source.identity for source in data.training]

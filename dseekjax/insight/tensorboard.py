@@ -13,7 +13,8 @@ class TensorBoardWriter:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        # The library takes a path that begins with s3: for a bucket.
+        self._directory = directory.absolute()
 
     def start(self, step: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter

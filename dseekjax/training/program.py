@@ -101,7 +101,8 @@ def build_program(config: Config, devices: Sequence[jax.Device] | int) -> Progra
         devices: real or compile-only devices, or just their number, which gives a program that lowers but cannot run.
 
     Raises:
-        UserError: the mesh does not fit the devices, an array does not fit the mesh, or JAX is set to 64 bits.
+        UserError: the mesh does not fit the devices, an array does not fit the mesh, or a setting of JAX does
+            not fit the program.
     """
     _refuse_settings()
     mesh = build_mesh(config.mesh, devices)

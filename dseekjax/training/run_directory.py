@@ -1,6 +1,7 @@
 """The folder of a run: what is in it, and whether a config may go on in it."""
 
 import fcntl
+import os
 import re
 import time
 from pathlib import Path
@@ -103,13 +104,15 @@ class RunDirectory:
                 "another folder, or choose another run.dir"
             )
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        target = self.path.with_name(f"{self.path.name}.before-{stamp}")
+        # A path that ends in `..` cannot be renamed as such.
+        place = Path(os.path.normpath(self.path))
+        target = place.with_name(f"{place.name}.before-{stamp}")
         count = 1
         while target.exists():
             count += 1
-            target = self.path.with_name(f"{self.path.name}.before-{stamp}-{count}")
+            target = place.with_name(f"{place.name}.before-{stamp}-{count}")
         self.acquire()
-        self.path.rename(target)
+        place.rename(target)
         self.release()
         return target
 

@@ -1,6 +1,7 @@
 """Checkpoints: onto other meshes, damaged, of another model."""
 
 import dataclasses
+import json
 import re
 import shutil
 
@@ -55,9 +56,9 @@ def start(hook, identity=("x",)):
         hook.close()
 
 
-def damage(step_directory):
+def damage(step_directory, item="params"):
     """Flips one byte in the middle of the largest file."""
-    path = max((p for p in (step_directory / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    path = max((p for p in (step_directory / item).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
     path.write_bytes(content)
@@ -94,6 +95,43 @@ def test_missing_files_count_as_damage(saved, program):
     assert start(hook(saved, program, told.append)).step == 1
     assert len(told) == 3
     assert latest_step(saved) == 1
+
+
+def edit(step_directory, change):
+    path = step_directory / "meta" / "metadata"
+    meta = json.loads(path.read_text())
+    change(meta)
+    path.write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda folder: edit(folder, lambda meta: meta["data"].update(batch=2)),
+        lambda folder: edit(folder, lambda meta: meta["data"].update(identity=["y"])),
+        lambda folder: edit(folder, lambda meta: meta.update({"dat`": meta.pop("data")})),
+        lambda folder: edit(folder, lambda meta: meta.update(data=None)),
+        lambda folder: edit(folder, lambda meta: meta.pop("config")),
+        lambda folder: edit(folder, lambda meta: meta["config"].update(train={})),
+        lambda folder: edit(folder, lambda meta: meta["checksums"].pop("params")),
+        lambda folder: edit(folder, lambda meta: meta.pop("checksums")),
+        lambda folder: (folder / "meta" / "metadata").write_text("[1]"),
+        lambda folder: (folder / "meta" / "metadata").write_text('{"data": '),
+        lambda folder: folder.rename(folder.with_name("4")),
+    ],
+)
+def test_what_is_kept_beside_the_arrays_is_checked_as_well(saved, program, break_it):
+    break_it(saved / "3")
+    with pytest.raises(UserError, match=r"its checkpoint of step [34] is damaged"):
+        read_parameters(saved, program.state_shape)
+    told = []
+    assert start(hook(saved, program, told.append)).step == 2
+    assert re.match(r"The checkpoint of step [34] is damaged", told[0])
+
+
+def test_a_flipped_bit_of_the_state_is_damage_too(saved, program):
+    damage(saved / "3", "state")
+    assert start(hook(saved, program)).step == 2
 
 
 def test_when_all_are_damaged_nothing_is_moved_or_begun_anew(saved, program):

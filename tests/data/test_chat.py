@@ -207,6 +207,24 @@ def test_markup_has_to_be_tokens(tokenizer):
         template("", "<s>").refuse_unknown_tokens(tokenizer)
 
 
+@pytest.mark.parametrize("content", ["r", "I", 'say "x"', "User", "over", "2\n\n1", ""])
+@pytest.mark.parametrize(
+    ("asked", "ending"),
+    [
+        ("{{ 'User: ' ~ m.content ~ ' (over, User)' }}", "\nUser:"),
+        ("{{ '[INST] ' ~ m.content ~ ' [/INST]' }}", "\n[INST]"),
+        ("{{ '### Q: ' ~ m.content | upper }}", "\n### Q:"),
+        ("{{ 'Q=' ~ m.content | tojson }}", '\nQ="'),
+    ],
+)
+def test_nothing_that_a_user_says_counts_for_the_end_of_a_turn(content, asked, ending):
+    source = "{% for m in messages %}{% if m.role == 'user' %}" + asked + "{% else %}{{ '\nBot: ' ~ m.content ~ '\n' }}"
+    source += "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '\nBot: ' }}{% endif %}"
+    said = [("user", "hi"), ("assistant", "yo"), ("user", content), ("assistant", "no")]
+    segments = template(source).segments([{"role": role, "content": text} for role, text in said])
+    assert [segment.text for segment in segments if segment.counts] == [f"yo{ending}", "no\n"]
+
+
 @pytest.mark.parametrize(
     ("messages", "message"),
     [

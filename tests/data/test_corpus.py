@@ -86,15 +86,30 @@ def test_about_that_fraction_of_the_text_is_held_out(tmp_path_factory, sizes, fr
     total, wanted = sum(map(len, texts)), fraction * sum(map(len, texts))
     # Within a document, as much as half of what is held out of it may be kept to end at a line, and bytes are whole.
     assert wanted / 2 - 2 <= rest.num_bytes <= 2 * wanted + 2
+    assert (total - wanted) / 2 - 2 <= kept.num_bytes <= 2 * (total - wanted) + wanted / 2 + 2
     ends = np.cumsum([len(text) + 1 for text in texts])
     near = [total - (end - number) for number, end in enumerate(ends[:-1], start=1)]
-    if any(wanted / 2 <= left <= 2 * wanted for left in near):
+    if any(
+        wanted / 2 <= left <= 2 * wanted and (total - wanted) / 2 <= total - left <= 2 * (total - wanted)
+        for left in near
+    ):
         assert kept.stop in ends
     assert kept.num_documents + rest.num_documents == len(texts) + (kept.stop not in ends)
     # What a vocabulary is learned from is what is trained on.
     learned = "".join(sample(find_inputs([str(folder / "a.jsonl")]), Format(), fraction))
     assert "".join(texts).startswith(learned)
     assert abs(len(learned) - kept.num_bytes) <= (0 if kept.stop in ends else max(map(len, texts)) / 2 + 2)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.4, 0.5, 0.6, 0.9])
+def test_two_files_of_unlike_sizes_are_split_by_their_text(fraction, tmp_path):
+    (tmp_path / "a.txt").write_text("a line\n" * 86)
+    (tmp_path / "b.txt").write_text("another line\n" * 30_000)
+    source = {"path": str(tmp_path / "*.txt")}
+    config = DataConfig(sources=(source,), cache_dir=str(tmp_path / "cache"), held_out_fraction=fraction)
+    data = open_data(config, model_vocabulary_size=257)
+    (kept,), (rest,) = data.training, data.evaluation
+    assert rest.num_bytes / (kept.num_bytes + rest.num_bytes) == pytest.approx(fraction, abs=0.001)
 
 
 def test_a_small_file_beside_a_large_one_is_not_all_that_is_trained_on(tmp_path):

@@ -82,7 +82,8 @@ TEMPLATES = {
     ),
     "closed by a tag": (
         "{% for m in messages %}{{ '<start_of_turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\n' }}"
-        "{{ m.content ~ '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
+        "{{ m.content ~ '<end_of_turn>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
         ("<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>", "\n"),
     ),
     "closed by the tag of the next": (

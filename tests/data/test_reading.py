@@ -178,8 +178,21 @@ def test_one_value_over_several_lines_is_refused_as_a_whole(tmp_path_factory, ro
         content = content.replace('}, {"text": ', '},\n{"text": ').replace('[{"text": ', '[\n{"text": ', 1)
     path = tmp_path_factory.mktemp("json") / "a.json"
     path.write_text(before + content + "\n")
-    with pytest.raises(UserError, match=r"a\.json holds one JSON value over several lines, .* convert it"):
+    with pytest.raises(UserError, match=r"a\.json holds JSON that goes on from line to line, .* convert it"):
         documents(path)
+
+
+@pytest.mark.parametrize("torn", ['{"id": 7, ', '{"text": "abc"', '{"text": "a', "[1, 2]", '{"text": ["a",'])
+def test_a_torn_first_line_is_left_out_as_any_other(torn, tmp_path):
+    (tmp_path / "a.jsonl").write_text(torn + "\n" + '{"text": "a"}\n' * 5)
+    found, (passed,) = documents(tmp_path / "a.jsonl")
+    assert (found, passed.num_malformed) == (["a"] * 5, 1)
+
+
+def test_an_array_without_its_brackets_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"},\n{"text": "b"},\n{"text": "c"}\n')
+    with pytest.raises(UserError, match="holds JSON that goes on from line to line"):
+        documents(tmp_path / "a.jsonl")
 
 
 def test_parquet_with_columns_of_one_name_is_named(tmp_path):

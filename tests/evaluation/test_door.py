@@ -263,7 +263,7 @@ def test_text_that_was_trained_on_is_not_called_held_out(change, run, evaluate):
         status, printed = evaluate()
         assert (status, printed.out) == (2, "")
         error = printed.err.splitlines()[-1]
-        assert error.startswith(f"error: {run.path}: what its data.sources hold, or what is held out of them, changed")
+        assert error.startswith(f"error: {run.path}: what is held out is not what it was in training: data.sources, ")
         # What is given is no matter of what was trained on.
         assert evaluate("--data", path)[0] == 0
     finally:
@@ -274,7 +274,7 @@ def test_text_that_was_trained_on_is_not_called_held_out(change, run, evaluate):
 def test_another_held_out_part_is_not_evaluated(run, evaluate):
     status, printed = evaluate("data.held_out_fraction=0.5")
     assert status == 2
-    assert "what is held out of them, changed since it was trained" in printed.err
+    assert "or how they are split, changed, and the model may have read it" in printed.err
     # How it is cut into sequences is another matter.
     assert evaluate("data.sequence_length=12", "data.packing=concatenate")[0] == 0
 

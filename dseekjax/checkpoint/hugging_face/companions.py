@@ -47,7 +47,7 @@ def end_token_ids(folder: Path, tokenizer: tokenizers.Tokenizer) -> list[int]:
     found: list[int] = []
     for name in (config_json.NAME, OF_GENERATION):
         given = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
-        found += [token for token in (given if isinstance(given, list) else [given]) if isinstance(token, int)]
+        found += [token for token in (given if isinstance(given, list) else [given]) if type(token) is int]
     size = vocabulary_size(tokenizer)
     return [token for token in dict.fromkeys(found) if 0 <= token < size and tokenizer.id_to_token(token) is not None]
 
@@ -140,12 +140,12 @@ def write_companions(
         values = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": sequence_length}
         _write(folder / TOKENIZER_CONFIG, {**values, "eos_token": end_of_document})
     before = special_token(read_json(folder / TOKENIZER_CONFIG).get("eos_token"))
-    if before not in end_tokens:
-        if before:
-            _keep_word_of_template(folder, before)
-        for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
-            if (folder / name).is_file():
-                _set(folder / name, "eos_token", end_of_document)
+    word = before if before in end_tokens else end_of_document
+    if before not in ("", word):
+        _keep_word_of_template(folder, before)
+    for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
+        if (folder / name).is_file() and special_token(read_json(folder / name).get("eos_token")) != word:
+            _set(folder / name, "eos_token", word)
     if (folder / OF_GENERATION).is_file():
         _set(folder / OF_GENERATION, "eos_token_id", _one_or_all(list(end_tokens.values())))
 

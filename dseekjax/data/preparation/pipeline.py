@@ -179,8 +179,8 @@ def _refuse_other(output: Path, recipe: Recipe, made_from: str) -> Manifest:
     manifest = read_manifest(output)
     if manifest.made_from != made_from:
         raise UserError(
-            f"{output} was prepared from other files, or with another tokenizer or other options, and a corpus holds "
-            "one kind only; choose another folder, and give both as data.sources"
+            f"{output} was prepared from other files, or with another tokenizer or other options, or by another "
+            "version, and a corpus holds one kind only; choose another folder, and give both as data.sources"
         )
     _refuse_left_out(recipe, manifest.left_out, output)
     return manifest

@@ -30,6 +30,8 @@ MARKUP = re.compile(r"<[|｜][^<>\s{}]+[|｜]>")
 ENDS_WITH_MARKUP = re.compile(rf"{MARKUP.pattern}\Z")
 # What stands for a token where a message begins, also by Google and Mistral.
 TAG = re.compile(r"<[^<>\s{}]+>|\[/?[A-Z_]+\]")
+# Digits and no words, which templates would write in capitals or between quotes.
+FOUND_AGAIN = "31415926535897932384626433"
 PROBE = [
     {"role": role, "content": content}
     for role, content in zip(("user", "assistant") * 2, ("asking", "answering", "inquiring", "replying"), strict=True)
@@ -56,7 +58,7 @@ class Template:
         """The text of a conversation; what counts is what each message of the assistant adds to it, and what ends it.
 
         That is found by writing the conversation up to that message, with the prompt to answer, and up to and with it:
-        each has to be the beginning of the next. Where the template writes nothing after an answer, the message after it
+        each has to be the beginning of the next. Where the template writes nothing after an answer, the next message
         begins with what ends the turn. White space after the end of a turn does not count, and is left out at the end
         of the conversation; so is an end of the document there, which is put after any document.
 
@@ -111,20 +113,23 @@ class Template:
 
     def _end_of_turn(self, answered: str, messages: Sequence[Message], number: int) -> str:
         """What a message writes first, to end the answer before it: a tag, or all before its own content."""
-        written = self._continued(answered, messages, number + 1)[len(answered) :]
-        marker = written.lstrip()
-        space, content = written.removesuffix(marker), messages[number]["content"].strip()
+        # With a content that is found again, whatever else the template writes.
+        marked = [*messages[:number], {**messages[number], "content": FOUND_AGAIN}]
+        before, found, _ = self._continued(answered, marked, number + 1)[len(answered) :].partition(FOUND_AGAIN)
+        marker = before.lstrip()
+        space = before.removesuffix(marker)
+        end = before.rstrip() if found else ""
         for token in (self.eos_token, self.end_of_document):
             if marker.startswith(token):
-                return space + token
+                end = space + token
         if tag := TAG.match(marker):
-            return space + tag[0]
-        before = (written.rpartition(content)[0] if content else written).rstrip()
-        if not before:
+            end = space + tag[0]
+        if not end:
             raise NotAConversationError(
                 f"has, by this chat template, nothing that ends message {number - 1}, which is the assistant's,"
             )
-        return before
+        self._continued(answered + end, messages, number + 1)
+        return end
 
     def _ends_turn(self, text: str, message: Message) -> bool:
         """Whether the template writes more than white space after the content of a message."""

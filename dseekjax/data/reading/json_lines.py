@@ -16,32 +16,42 @@ def read_json_lines(file: Input, start: int, stop: int, row: RowForm) -> Iterato
     """A row for each line that begins in `[start, stop)`; `start` begins a line. Blank lines have no text.
 
     Raises:
-        UserError: the file is compressed and damaged, or a single value over several lines.
+        UserError: the file is compressed and damaged, or JSON that goes on from line to line: some lines of that
+            may look right.
     """
     with open_bytes(file) as stream:
         if start:
             stream.seek(start)
-        left, begins = stop - start, start == 0
+        left, unread, goes_on = stop - start, start == 0, False
         for number, line in enumerate(stream):
             if left <= 0 and file.compression is None:
                 break
             left -= len(line)
-            if begins and not line.isspace():
-                _refuse_one_value(file, line)
-                begins = False
-            yield _row(line.removeprefix(codecs.BOM_UTF8) if number == start == 0 else line, row)
+            line = line.removeprefix(codecs.BOM_UTF8) if number == start == 0 else line
+            if not line.isspace():
+                if goes_on and not _is_object(line):
+                    raise UserError(
+                        f"{file.path} holds JSON that goes on from line to line, where each line is to be an object; "
+                        "convert it, as an array with `jq -c '.[]' FILE >FILE.jsonl`"
+                    )
+                unread, goes_on = False, unread and _goes_on(line)
+            yield _row(line, row)
 
 
-def _refuse_one_value(file: Input, first_line: bytes) -> None:
-    """Raises UserError if what the first line begins goes on in the next: some of those alone may look right."""
+def _goes_on(line: bytes) -> bool:
+    """Whether a line begins a value that it does not end, or ends with what comes between two."""
     try:
-        pydantic_core.from_json(first_line.removeprefix(codecs.BOM_UTF8))
+        pydantic_core.from_json(line)
     except ValueError as error:
-        if first_line.endswith(b"\n") and str(error).startswith("EOF while parsing"):
-            raise UserError(
-                f"{file.path} holds one JSON value over several lines, where each line is to be an object; convert it, "
-                "as an array with `jq -c '.[]' FILE >FILE.jsonl`"
-            ) from error
+        return str(error).startswith("EOF while parsing") or line.rstrip().endswith(b",")
+    return False
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(pydantic_core.from_json(line), dict)
+    except ValueError:
+        return False
 
 
 def _row(line: bytes, row: RowForm) -> Row:
