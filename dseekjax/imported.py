@@ -1,5 +1,6 @@
 """What runs keep of an imported model that they are, or began with."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import tokenizers
@@ -16,16 +17,11 @@ from dseekjax.yaml_file import read_yaml
 
 def lost_origin(directory: RunDirectory, config: Config) -> Path | None:
     """The folder of a run that this one began with, be it over several runs, and that is not there any more."""
-    began_with: object = config.train.initialize_from
-    seen: set[Path] = set()
-    while directory.path not in seen:
-        seen.add(directory.path)
-        if not directory.path.is_dir():
-            return directory.path
-        if (directory.path / KEPT).is_dir() or not isinstance(began_with, str):
+    for run in _origins(directory, config):
+        if not run.path.is_dir():
+            return run.path
+        if (run.path / KEPT).is_dir():
             return None
-        directory = RunDirectory(began_with)
-        began_with = _began_with(directory)
     return None
 
 
@@ -39,18 +35,20 @@ def kept_companions(directory: RunDirectory, config: Config) -> Path | None:
     Raises:
         UserError: the config of a run that it began with cannot be read.
     """
+    return next((run.path / KEPT for run in _origins(directory, config) if (run.path / KEPT).is_dir()), None)
+
+
+def _origins(directory: RunDirectory, config: Config) -> Iterator[RunDirectory]:
+    """A run, that which it began with, that which that one began with, and so on."""
     began_with: object = config.train.initialize_from
     seen: set[Path] = set()
     while directory.path not in seen:
         seen.add(directory.path)
-        kept = directory.path / KEPT
-        if kept.is_dir():
-            return kept
+        yield directory
         if not isinstance(began_with, str):
-            return None
+            return
         directory = RunDirectory(began_with)
         began_with = _began_with(directory)
-    return None
 
 
 def other_end_tokens(
